@@ -49,6 +49,8 @@ class Observer:
 
     def after_schedule(self, driver: "Driver", step: Step) -> None: ...
 
+    def after_execute(self, driver: "Driver", step: Step) -> None: ...
+
     def after_update(self, driver: "Driver", step: Step) -> None: ...
 
 
@@ -85,6 +87,7 @@ class Driver:
         self.num_steps = 0
         self.in_flight: deque[Step] = deque()
         self.tokens: dict[str, list[int]] = {}
+        self.unfinished: set[str] = set()
         self.finished: dict[str, str] = {}
         self._device_free_s = 0.0
         self._num_idle_steps = 0
@@ -96,13 +99,14 @@ class Driver:
             if self._hasher and request._block_hasher is None:
                 request._block_hasher = self._hasher
                 request.update_block_hashes()
-            self.tokens.setdefault(request.request_id, [])
+            self.tokens[request.request_id] = []
+            self.unfinished.add(request.request_id)
             self.scheduler.add_request(request)
 
     def abort(self, *request_ids: str) -> None:
         """End requests as a client that disconnects does; unknown ids are ignored."""
         for request in self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED):
-            self.finished[request.request_id] = "abort"
+            self._finish(request.request_id, "abort")
 
     def pause(self, state: PauseState) -> None:
         """Set vLLM's pause state without its log line."""
@@ -166,6 +170,8 @@ class Driver:
         for observer in self.observers:
             observer.after_schedule(self, step)
         step.result = self.model.execute(self.scheduler, output)
+        for observer in self.observers:
+            observer.after_execute(self, step)
         if self.step_time is not None and output.total_num_scheduled_tokens:
             start_s = max(self.now_s, self._device_free_s)
             self._device_free_s = start_s + self.step_time(step)
@@ -189,7 +195,11 @@ class Driver:
                 self.tokens[reply.request_id].extend(reply.new_token_ids)
                 if reply.finish_reason is not None:
                     step.finished_ids.append(reply.request_id)
-                    self.finished[reply.request_id] = str(reply.finish_reason)
+                    self._finish(reply.request_id, str(reply.finish_reason))
+
+    def _finish(self, request_id: str, reason: str) -> None:
+        self.unfinished.discard(request_id)
+        self.finished[request_id] = reason
 
     def _give_drafts(self, step: Step) -> None:
         num_drafts = self.scheduler.num_spec_tokens
