@@ -45,7 +45,7 @@ if [[ ! -f "profiles/$PROFILE.env" ]]; then
 fi
 export PROFILE
 set -a
-# shellcheck source=profiles/cpu.env
+# shellcheck source=/dev/null
 source "profiles/$PROFILE.env"
 set +a
 echo "profile $PROFILE: $PROFILE_NOTE" >&2

@@ -1,0 +1,20 @@
+"""Settings that every test runs under, and the model that the live ones serve."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lab3 import local_model
+
+# Before anything imports vLLM, which reads these once. Servers started by tests inherit them.
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+
+
+@pytest.fixture(scope="session")
+def micro_model() -> Path:
+    """Folder of the smallest local model, made on first use."""
+    return local_model.build("micro")
