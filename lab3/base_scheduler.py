@@ -1,8 +1,9 @@
 """One base class for every scheduler of this repository."""
 
 import itertools
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,12 +14,17 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from lab3.recorder import StepRecorder
 from lab3.settings import Settings
 
 logger = init_logger("vllm.lab3")
+
+# As often as vLLM logs its own engine statistics, if there is anything new to say.
+COUNTERS_LOG_INTERVAL_S = 10.0
+COUNTERS_REFRESH_STEPS = 64
 
 
 class LabScheduler(AsyncScheduler):
@@ -48,6 +54,8 @@ class LabScheduler(AsyncScheduler):
         super().__init__(vllm_config, *args, **kwargs)
         self.settings = self.settings_type.parse(_lab3_config(vllm_config), type(self).__name__)
         self.counters: Counter[str] = Counter()
+        self._counters_logged: Counter[str] = Counter()
+        self._counters_due_s = time.monotonic() + COUNTERS_LOG_INTERVAL_S
         self._skipping_at_step = -1
         if self.settings.record:
             StepRecorder(self.settings.record, self).attach()
@@ -95,6 +103,20 @@ class LabScheduler(AsyncScheduler):
         finally:
             self.max_num_active_reqs = seats
 
+    @contextmanager
+    def running_in_order(self, key: Callable[[Request], Any]) -> Iterator[None]:
+        """Within this block ``running`` is sorted by ``key``; afterwards by admission again.
+
+        The order decides who gets tokens first when the budget is short and, unless vLLM runs by
+        priority, who is preempted first when KV blocks are short: the last one.
+        """
+        place = {request: index for index, request in enumerate(self.running)}
+        self.running = sorted(self.running, key=key)
+        try:
+            yield
+        finally:
+            self.running.sort(key=lambda request: place.get(request, len(place)))
+
     def next_to_admit(self) -> Request | None:
         """The waiting request that ``schedule()`` would try first, None if there is no seat."""
         seats_taken = len(self.running) + self.num_waiting_for_streaming_input
@@ -132,6 +154,64 @@ class LabScheduler(AsyncScheduler):
         if request.status != RequestStatus.RUNNING and self.running:
             needed_blocks += manager.watermark_blocks
         return needed_blocks <= manager.block_pool.get_num_free_blocks()
+
+    def blocks_may_run_out(self) -> bool:
+        """False only if the next step's running requests get all their blocks for certain."""
+        manager = self.kv_cache_manager
+        extra_tokens = self.num_lookahead_tokens + self.num_spec_tokens
+        most_blocks = self.num_blocks(self.max_num_scheduled_tokens)
+        most_blocks += len(self.running) * (1 + self.num_blocks(extra_tokens))
+        return manager.block_pool.get_num_free_blocks() < most_blocks
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """KV blocks that ``num_tokens`` tokens of one request take."""
+        groups = self.kv_cache_manager.num_kv_cache_groups
+        return groups * -(-num_tokens // self.block_size)
+
+    def used_kv_blocks(self) -> int:
+        """KV blocks that requests hold."""
+        pool = self.kv_cache_manager.block_pool
+        # Block 0 is vLLM's null block: never free, never used.
+        return pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()
+
+    def used_kv_tokens(self) -> int:
+        """Tokens that the blocks held by requests have room for."""
+        return self.used_kv_blocks() * self.block_size // self.kv_cache_manager.num_kv_cache_groups
+
+    def usable_kv_tokens(self) -> int:
+        """Tokens that the whole KV pool has room for, less vLLM's watermark."""
+        manager = self.kv_cache_manager
+        blocks = manager.block_pool.num_gpu_blocks - 1 - manager.watermark_blocks
+        return blocks * self.block_size // manager.num_kv_cache_groups
+
+    def can_prefill(self, request: Request) -> bool:
+        """Whether the KV pool lets ``request`` start its prefill, or go on with it, right now."""
+        tokens = self.uncached_tokens(request)
+        if request.status == RequestStatus.RUNNING or not self.scheduler_reserve_full_isl:
+            tokens = min(tokens, self.max_num_scheduled_tokens)
+        return self.has_room_for(request, tokens)
+
+    def refresh_counters(self) -> None:
+        """Bring counters up to date that cost too much to keep so; called before they are read."""
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        # vLLM calls this once after every step.
+        if self.current_step % COUNTERS_REFRESH_STEPS == 0:
+            self.refresh_counters()
+        if time.monotonic() >= self._counters_due_s:
+            self._log_counters()
+        return super().make_stats(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        self._log_counters()
+        super().shutdown()
+
+    def _log_counters(self) -> None:
+        self._counters_due_s = time.monotonic() + COUNTERS_LOG_INTERVAL_S
+        self.refresh_counters()
+        if self.counters != self._counters_logged:
+            self._counters_logged = self.counters.copy()
+            logger.info("lab3 counters: %s", dict(sorted(self.counters.items())))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         # vLLM holds max_loras against the requests scheduled in this step; those we skip keep
