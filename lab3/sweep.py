@@ -51,7 +51,9 @@ class Trend:
 
     @property
     def direction(self) -> str:
-        """ "falls", "rises", "flat" or "noise": the repeats differ more than the two ends."""
+        """falls, rises, flat, noise (the repeats differ more than the ends) or unknown."""
+        if np.isnan(self.ratio):
+            return "unknown"
         if abs(self.ratio - 1) < FLAT_SHARE:
             return "flat"
         if within_noise(self.first, self.last):
@@ -73,9 +75,9 @@ class Trend:
 def sweep_values(summary: pd.DataFrame) -> pd.DataFrame:
     """Rows of `summary` that have an X, with it as column `x`, in order of X."""
     x = [json.loads(point).get(X_NAME) for point in summary.point]
-    rows = summary.assign(x=pd.to_numeric(pd.Series(x, index=summary.index)))
-    rows = rows[rows.x.notna()].sort_values("x", kind="stable")
-    return rows.astype({"x": int}).reset_index(drop=True)
+    rows = summary[[value is not None for value in x]].copy()
+    rows.insert(0, "x", [int(value) for value in x if value is not None])
+    return rows.sort_values("x", kind="stable").reset_index(drop=True)
 
 
 def findings(summary: pd.DataFrame, goals: Goals | None, profile: dict[str, Any]) -> list[str]:

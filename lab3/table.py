@@ -21,7 +21,7 @@ import pandas as pd
 from lab3 import sweep
 from lab3.bench_file import ResultError
 from lab3.captions import fidelity_lines, provenance_line
-from lab3.results import FailedRun, Run, check_against_vllm, load_runs
+from lab3.results import FailedRun, Run, RunInfo, check_against_vllm, load_runs
 from lab3.summary import (
     Goals,
     missing_repeats,
@@ -103,13 +103,22 @@ GOODPUT = (
 
 
 def metric_table(
-    title: str, key: str, summary: pd.DataFrame, labels: Sequence[str], columns: Sequence[Column]
+    title: str,
+    key: str,
+    summary: pd.DataFrame,
+    labels: Sequence[str],
+    columns: Sequence[Column],
+    failed: Sequence[str] = (),
 ) -> Table:
-    """Medians of `columns` over repeats, with their range where there is more than one."""
+    """Medians of `columns` over repeats, with their range where there is more than one.
+
+    `failed` are rows without numbers: what was tried and has no usable run.
+    """
     rows = [
         (Cell(label), *(_cell(row, column) for column in columns))
         for label, (_, row) in zip(labels, summary.iterrows(), strict=True)
     ]
+    rows += [(Cell(f"{label} (failed)"), *(Cell(NOTHING) for _ in columns)) for label in failed]
     return Table(title, ((key, ""), *((c.header, c.unit) for c in columns)), tuple(rows))
 
 
@@ -134,7 +143,9 @@ def ratio_table(
     return Table(f"Ratio to {base_label}", headers, tuple(rows))
 
 
-def tables(summary: pd.DataFrame, task: str, baseline: str) -> list[Table]:
+def tables(
+    summary: pd.DataFrame, task: str, baseline: str, failed: Sequence[str] = ()
+) -> list[Table]:
     """The tables of a task: a sweep over X for task2, strategies against a baseline otherwise."""
     if task == "task2":
         rows = sweep.sweep_values(summary)
@@ -142,12 +153,12 @@ def tables(summary: pd.DataFrame, task: str, baseline: str) -> list[Table]:
         columns = SWEEP + (GOODPUT if "good_share" in rows else ())
         details = [c for c in DETAILS if c.metric != "preemptions"]
         return [
-            metric_table("Task 2: max_num_batched_tokens (X)", "X", rows, labels, columns),
+            metric_table("Task 2: max_num_batched_tokens (X)", "X", rows, labels, columns, failed),
             metric_table("Task 2, more", "X", rows, labels, details),
         ]
     labels = _labels(summary, _arm_names(summary))
     found = [
-        metric_table(f"{_title(task)}: strategies", "strategy", summary, labels, MAIN),
+        metric_table(f"{_title(task)}: strategies", "strategy", summary, labels, MAIN, failed),
         metric_table(f"{_title(task)}, more", "strategy", summary, labels, DETAILS),
         ratio_table(summary, labels, baseline, COMPARED),
     ]
@@ -197,7 +208,7 @@ def report(
     goals: Goals | None,
 ) -> tuple[str, str]:
     """The whole result as (terminal text, Markdown)."""
-    made = tables(summary, task, baseline)
+    made = tables(summary, task, baseline, _without_numbers(runs, failed, task))
     below = [legend(summary, any(t.title.startswith("Ratio") for t in made))]
     below += [provenance_line([run.info for run in runs]) + "."]
     below += fidelity_lines(summary)
@@ -297,6 +308,18 @@ def _arm_names(summary: pd.DataFrame) -> list[str]:
 def _labels(summary: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Names with a mark for arms of which no repeat is clean."""
     return [n if ok else f"{n} (failures)" for n, ok in zip(names, summary.valid, strict=True)]
+
+
+def _without_numbers(runs: Sequence[Run], failed: Sequence[FailedRun], task: str) -> list[str]:
+    """Labels (values of X for the sweep) that have failed runs and no usable one."""
+
+    def label(info: RunInfo) -> str:
+        x = info.point.get(sweep.X_NAME)
+        return f"{x:,}" if task == "task2" and x is not None else info.label
+
+    usable = {label(run.info) for run in runs}
+    tried = [label(f.info) for f in failed if not f.skipped]
+    return [name for name in dict.fromkeys(tried) if name not in usable]
 
 
 def _title(task: str) -> str:

@@ -67,7 +67,8 @@ def bench_result(
     inputs = input_lens or [16] * n
     starts = start_times or [1000.0 + 0.1 * i for i in range(n)]
     latencies = [0.0 if i in bad else ttfts[i] + sum(itls[i]) for i in range(n)]
-    duration = max([starts[i] + latencies[i] for i in good], default=1.0) - min(starts) or 1.0
+    ends = [starts[i] + latencies[i] for i in good]
+    duration = max(ends) - min(starts) if good else 1.0
     samples = {
         "ttft": [ttfts[i] for i in good],
         "tpot": [(latencies[i] - ttfts[i]) / (lens[i] - 1) for i in good if lens[i] > 1],
