@@ -74,7 +74,7 @@ def test_a_busy_engine_without_a_token_stalls() -> None:
     watch.look(BUSY, None)
     watch.look(replace(BUSY, t_s=10.0), None)
     with pytest.raises(
-        RunError, match="no token for 10 s .* 2 requests running and 1 waiting"
+        RunError, match=r"no token for 10 s .* 2 requests running and 1 waiting"
     ) as e:
         watch.look(replace(BUSY, t_s=10.1), None)
     assert e.value.status == "timeout"
