@@ -3,8 +3,7 @@
 import math
 from typing import Any
 
-# With nothing better to go by, a request that has produced g tokens has g/4 to go. Lengths of
-# real outputs are heavy-tailed: the longer one has run, the longer it will still run.
+# Lengths of real outputs are heavy-tailed: the longer one has run, the longer it will still run.
 OVERRUN_SHARE = 0.25
 
 
@@ -22,16 +21,26 @@ def parse_prediction(value: Any, max_tokens: int) -> int | None:
     return min(math.ceil(value), max(max_tokens, 1))
 
 
-def remaining_tokens(predicted: int | None, generated: int, max_tokens: int) -> int:
-    """Output tokens still expected, at least 1 and at most what ``max_tokens`` leaves.
+def expected_tokens(predicted: int, generated: int, max_tokens: int) -> int:
+    """Output tokens that a batch should make room for, at least 1, at most ``max_tokens`` leaves.
 
-    Without a prediction that is what ``max_tokens`` leaves.
-    A prediction that was outlived (``generated >= predicted``) is worth nothing any more: a
-    quarter of what was generated is expected to follow.
+    A request that outlived its prediction (``generated >= predicted``) is expected to go on for a
+    quarter of what it has generated; ``predicted`` 0 stands for a request without one.
     """
     left = max(max_tokens - generated, 1)
-    if predicted is None:
-        return left
     if generated < predicted:
         return min(predicted - generated, left)
     return min(max(math.ceil(OVERRUN_SHARE * generated), 1), left)
+
+
+def claimed_tokens(predicted: int | None, generated: int, max_tokens: int) -> int:
+    """Output tokens to come when requests are compared as victims, at least 1.
+
+    Without a prediction that is all that ``max_tokens`` leaves, and so it is for a request that
+    outlived its prediction: the prediction is void. Whoever predicts too low is thus protected
+    for a while and exposed afterwards, when more of its work is lost; it gains nothing by it.
+    """
+    left = max(max_tokens - generated, 1)
+    if predicted is None or generated >= predicted:
+        return left
+    return min(predicted - generated, left)

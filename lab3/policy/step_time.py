@@ -1,5 +1,6 @@
 """How long an engine step takes, learned from the steps just run."""
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,36 @@ class StepLoad:
         """Shape (4,): constant, prefill, decodes, context, scaled."""
         loads = [1.0, self.prefill_tokens, self.decode_requests, self.context_tokens]
         return np.array(loads) * _SCALE
+
+
+class StepTimer:
+    """Measures steps from one completion to the next, as a decoding request feels them.
+
+    With two batches in flight ``schedule()`` runs long before its batch can start, so the time
+    between call and completion would count a step twice.
+    """
+
+    def __init__(self) -> None:
+        self._in_flight: deque[tuple[int, StepLoad, float]] = deque()
+        self._last_done_s = 0.0
+        self._was_busy = False
+
+    def scheduled(self, step: int, load: StepLoad, called_s: float) -> None:
+        """``schedule()`` was called at ``called_s`` and made the batch ``step``."""
+        self._in_flight.append((step, load, called_s))
+
+    def done(self, step: int, now_s: float, busy: bool) -> tuple[StepLoad, float] | None:
+        """The batch ``step`` is done: its load and milliseconds, None for an unknown batch.
+
+        ``busy``: requests are still running, so the next step follows at once.
+        """
+        started_s = self._last_done_s if self._was_busy else None
+        self._last_done_s, self._was_busy = now_s, busy
+        while self._in_flight:
+            scheduled, load, called_s = self._in_flight.popleft()
+            if scheduled == step:
+                return load, 1e3 * (now_s - (called_s if started_s is None else started_s))
+        return None
 
 
 class StepTimeModel:
