@@ -8,12 +8,15 @@
 #   SERVE_ARGS="--enforce-eager" BENCH_ARGS="--burstiness 0.5"   more options for vLLM
 #   SJF_SETTINGS='{"aging_tokens_per_s": 50}'    settings of one arm: <ARM>_SETTINGS
 #
-# Raw files go to runs/task3-PROFILE/ARM-rREPEAT/, table and figures to results/task3-PROFILE/
-# (RUN_DIR= and OUT= choose other folders). Started again it makes only what is missing.
+# Raw files go to runs/task3-PROFILE/ARM-rREPEAT/, table and figures beside them in
+# runs/task3-PROFILE/ (RUN_DIR= and OUT= choose other folders). Started again it makes only what
+# is missing.
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
+source scripts/rate.sh
+REQUEST_RATE="$(resolve_rate "$REQUEST_RATE")"
 
 RUN_DIR="$(realpath -m "${RUN_DIR:-runs/task3-$PROFILE}")"
-OUT="${OUT:-results/task3-$PROFILE}"
+OUT="${OUT:-$RUN_DIR}"
 read -ra arms <<<"${ARMS:-default passthrough prefill_first sjf}"
 read -ra device_args <<<"$DEVICE_ARGS"
 read -ra serve_args <<<"$SERVE_ARGS"
@@ -71,7 +74,7 @@ measure() { # ARM CALL REPEAT...: one server, one bench a repeat
     [[ "${DRY_RUN:-0}" != 1 ]] || dry_run=(--dry-run)
 
     python -m lab3.run "$RUN_DIR" --task task3 --arm "$arm" --label "$label" "${dry_run[@]}" \
-        --repeats "${@:3}" --position "$call/$((ROUNDS * ${#arms[@]}))" --parent-pid $$ \
+        --repeats "${@:3}" --position "$call/$((ROUNDS * ${#arms[@]}))" --parent-pid "${LAB3_PARENT_PID:-$$}" \
         --timeout-s "$TIMEOUT_S" --run-timeout-s "$RUN_TIMEOUT_S" \
         --start-timeout-s "$START_TIMEOUT_S" --stall-timeout-s "${STALL_TIMEOUT_S:-60}" \
         --serve "${serve[@]}" --bench "${bench[@]}"

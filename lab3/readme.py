@@ -1,0 +1,58 @@
+"""Puts measured tables into README.md: python -m lab3.readme [--check]
+
+A block looks like this, and everything between its two lines comes from the named file:
+
+    <!-- from results/task3-cpu/table.md -->
+    ...
+    <!-- end -->
+
+``--check`` writes nothing and exits 1 when a block differs from its file.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_BLOCK = re.compile(r"(<!-- from (?P<source>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str, root: Path) -> str:
+    """``text`` with every block replaced by its file below ``root``.
+
+    Raises FileNotFoundError when a named file is missing.
+    """
+
+    def fill(block: re.Match[str]) -> str:
+        content = (root / block["source"]).read_text(encoding="utf-8").strip()
+        # Headings of a table file would break the README's own outline.
+        content = re.sub(r"^#+ (.*)$", r"**\1**", content, flags=re.MULTILINE)
+        return f"{block[1]}\n{content}\n\n{block[3]}"
+
+    return _BLOCK.sub(fill, text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, or 1 when ``--check`` finds a difference or a file is missing."""
+    parser = argparse.ArgumentParser(prog="python -m lab3.readme", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only compare")
+    check = parser.parse_args(argv).check
+    for page in sorted(ROOT.glob("README*.md")):
+        text = page.read_text(encoding="utf-8")
+        try:
+            wanted = filled(text, ROOT)
+        except FileNotFoundError as error:
+            print(f"error: {page.name} cites {error.filename}, which is missing", file=sys.stderr)
+            return 1
+        if check and text != wanted:
+            print(f"error: {page.name} is not up to date: run python -m lab3.readme")
+            return 1
+        if not check:
+            page.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
