@@ -133,14 +133,16 @@ def adopt_orphans() -> None:
     _adopting = True
 
 
-def follow_parent(parent_pid: int, poll_s: float = 0.2) -> None:
-    """Send this process SIGTERM once ``parent_pid`` is no longer its parent.
+def follow_parent(ancestor_pid: int, poll_s: float = 0.2) -> None:
+    """Send this process SIGTERM once it no longer descends from ``ancestor_pid``.
 
-    A shell that is killed cannot tell its child; the child has to look.
+    A shell that is killed cannot tell its children; they have to look. The ancestor may be the
+    shell that started this process or one further up: whoever dies in between breaks the line too.
     """
+    me = psutil.Process()
 
     def watch() -> None:
-        while os.getppid() == parent_pid:
+        while any(ancestor.pid == ancestor_pid for ancestor in me.parents()):
             time.sleep(poll_s)
         os.kill(os.getpid(), signal.SIGTERM)
 

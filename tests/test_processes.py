@@ -168,17 +168,40 @@ def test_two_commands_are_cleaned_up_apart(tmp_path: Path) -> None:
         assert len(server.family()) == 2
 
 
-def test_follow_parent_ends_the_orphan(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, time; from lab3.processes import follow_parent;"
-        "follow_parent(int(sys.argv[2])); time.sleep(3600)"
-    )
-    script = f"{sys.executable} -c '{code}' {tmp_path} $$ & wait"
-    with subprocess.Popen(["bash", "-c", script], cwd=ROOT) as shell:
-        wait_until(lambda: len(with_marker(str(tmp_path))) >= 2, "orphan to be")
+FOLLOWER = """
+import sys, time
+from lab3.processes import follow_parent
+follow_parent(int(sys.argv[2]))
+time.sleep(0.5)
+print("up", flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("victim", ["outer", "inner"])
+def test_follow_parent_ends_when_the_line_to_the_shell_breaks(tmp_path: Path, victim: str) -> None:
+    follower = f"{sys.executable} -c '{FOLLOWER}' {tmp_path} $OUTER & wait"
+    (tmp_path / "inner.sh").write_text(follower)
+    (tmp_path / "outer.sh").write_text(f"export OUTER=$$; bash {tmp_path}/inner.sh; read -r")
+    with subprocess.Popen(
+        ["bash", str(tmp_path / "outer.sh")],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,  # keeps the outer shell waiting in `read`
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as shell:
+        assert shell.stdout.readline() == "up\n"
+        inner = psutil.Process(shell.pid).children()[0]
+        (inner if victim == "inner" else shell).kill()
+
+        def follower_is_gone() -> bool:
+            return not any(
+                "import follow_parent" in str(p.cmdline()) for p in with_marker(str(tmp_path))
+            )
+
+        wait_until(follower_is_gone, "its end")
+        assert (shell.poll() is None) == (victim == "inner")
         shell.kill()
-        shell.wait()
-        wait_until(lambda: not with_marker(str(tmp_path)), "its end")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
