@@ -51,7 +51,7 @@ def scheduler_class(name: str) -> type:
     module = _import_module(module_name, name)
     found = getattr(module, class_name, None)
     if found is None:
-        close = difflib.get_close_matches(class_name, _class_names(module), n=1, cutoff=0.4)
+        close = difflib.get_close_matches(class_name, _scheduler_names(module), n=1, cutoff=0.3)
         hint = f": did you mean {module_name}.{close[0]}?" if close else ""
         raise CheckError(f"module {module_name!r} has no class {class_name!r}{hint}")
     _check_contract(found, name)
@@ -72,16 +72,10 @@ def check_settings(cls: type, settings: Any) -> None:
 
 
 def lab_schedulers() -> dict[str, type]:
-    """Every scheduler class that ``my_scheduler.py`` defines, by its dotted name."""
-    from lab3.base_scheduler import LabScheduler
-
+    """Every scheduler class that ``my_scheduler.py`` offers, by its dotted name."""
     module = importlib.import_module(SCHEDULER_MODULE)
     return {
-        f"{SCHEDULER_MODULE}.{name}": value
-        for name, value in vars(module).items()
-        if inspect.isclass(value)
-        and issubclass(value, LabScheduler)
-        and value.__module__ == SCHEDULER_MODULE
+        f"{SCHEDULER_MODULE}.{name}": getattr(module, name) for name in _scheduler_names(module)
     }
 
 
@@ -107,14 +101,23 @@ def _import_module(module_name: str, name: str) -> ModuleType:
         ) from error
 
 
-def _class_names(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if inspect.isclass(value)]
+def _scheduler_names(module: ModuleType) -> list[str]:
+    """Names of the module's schedulers, without our own base class."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if _is_scheduler(value) and value.__module__ != "lab3.base_scheduler"
+    ]
+
+
+def _is_scheduler(value: Any) -> bool:
+    from vllm.v1.core.sched.interface import SchedulerInterface
+
+    return inspect.isclass(value) and issubclass(value, SchedulerInterface)
 
 
 def _check_contract(found: Any, name: str) -> None:
-    from vllm.v1.core.sched.interface import SchedulerInterface
-
-    if not (inspect.isclass(found) and issubclass(found, SchedulerInterface)):
+    if not _is_scheduler(found):
         raise CheckError(
             f"{name} is no vLLM scheduler: derive it from lab3.base_scheduler.LabScheduler"
         )
@@ -123,8 +126,8 @@ def _check_contract(found: Any, name: str) -> None:
         inspect.signature(found.schedule).bind(None, False)
     except TypeError:
         raise CheckError(
-            f"{name}.schedule{inspect.signature(found.schedule)} does not take the argument that "
-            f"vLLM {VLLM_VERSION} passes: write def schedule(self, *args, **kwargs) and hand them on"
+            f"{name}.schedule{inspect.signature(found.schedule)} does not take vLLM "
+            f"{VLLM_VERSION}'s argument: write schedule(self, *args, **kwargs) and pass them on"
         ) from None
 
 
@@ -201,18 +204,20 @@ def device_line() -> str:
 
 
 def _report_schedulers() -> list[str]:
-    problems = []
     try:
         names = lab_schedulers()
     except Exception as error:  # whatever my_scheduler does at import
-        return [f"{SCHEDULER_MODULE}.py does not load: {type(error).__name__}: {error}"]
+        return [
+            f"{SCHEDULER_MODULE}.py does not load: {type(error).__name__}: {_first_line(error)}"
+        ]
+    problems = []
     for name in names:
         try:
             check_settings(scheduler_class(name), {})
         except CheckError as error:
             problems.append(str(error))
         else:
-            print(f"  ok  {name}")
+            print(f"  loads, schedule() fits: {name}")
     return problems
 
 

@@ -1,7 +1,7 @@
 """Print where pip would look for packages, as options of uv, one a line.
 
-uv reads none of pip's configuration (files or PIP_* variables). `pip config list` shows both, so its
-output is read from standard input:
+uv reads none of pip's configuration (files or PIP_* variables). `pip config list` shows both, so
+its output is read from standard input:
 
     python -m pip config list | python scripts/pip_sources.py
 
