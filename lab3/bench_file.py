@@ -126,3 +126,31 @@ def first_error(requests: pd.DataFrame) -> str:
     """The last line of the first error text there is; a traceback ends with what happened."""
     texts = [text for text in requests.error[~requests.ok] if text.strip()]
     return texts[0].strip().splitlines()[-1][:160] if texts else "no error text"
+
+
+def result_problems(requests: pd.DataFrame, asked: dict[str, Any]) -> list[str]:
+    """Why a result is not a clean measurement of what was asked for, a line each; empty if it is.
+
+    `asked` may hold num_prompts and output_tokens (one number, or a list with one a request).
+    vLLM itself reports no failure when an engine dies under a living server: answers are short.
+    """
+    n, failed, problems = len(requests), int((~requests.ok).sum()), []
+    if failed:
+        problems.append(f"{failed} of {n} requests failed ({first_error(requests)})")
+    if asked.get("num_prompts") is not None and n != asked["num_prompts"]:
+        problems.append(f"{n} requests in the file, {asked['num_prompts']} asked")
+    wrong = requests.output_tokens[requests.ok & ~as_asked(requests, asked, "output_tokens")]
+    if len(wrong):
+        problems.append(
+            f"{len(wrong)} of {n} answers not as long as asked ({wrong.min()}..{wrong.max()} "
+            "tokens: the engine died, or prompt + answer exceed --max-model-len)"
+        )
+    return problems
+
+
+def as_asked(requests: pd.DataFrame, asked: dict[str, Any], column: str) -> np.ndarray:
+    """Which lengths are as asked. `asked` has one length, one a request, or none (all pass)."""
+    lengths = asked.get(column)
+    if lengths is None or (isinstance(lengths, list) and len(lengths) != len(requests)):
+        return np.ones(len(requests), dtype=bool)
+    return (requests[column] == lengths).to_numpy()

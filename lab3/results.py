@@ -21,10 +21,12 @@ from lab3 import metrics
 from lab3.bench_file import (
     WARMUP_SHARE,
     ResultError,
+    as_asked,
     first_error,
     read_bench,
     read_json_objects,
     requests_frame,
+    result_problems,
 )
 from lab3.step_file import flatten, last_counters, read_steps, run_lengths, steps_frame
 
@@ -127,15 +129,15 @@ class Run:
 class FailedRun:
     """A run folder without usable numbers, and the reason in one line.
 
-    `skipped`: it was never meant to give numbers (a sweep point that vLLM refuses).
+    `refused`: a point of a sweep whose options vLLM does not take; no failure of ours.
     """
 
     info: RunInfo
     reason: str
 
     @property
-    def skipped(self) -> bool:
-        return self.info.raw.get("status") == "skipped"
+    def refused(self) -> bool:
+        return self.info.raw.get("status") == "refused"
 
 
 def load_runs(root: Path, task: str | None = None) -> tuple[list[Run], list[FailedRun]]:
@@ -211,7 +213,7 @@ def load_run(folder: Path, warmup_share: float = WARMUP_SHARE) -> Run:
         window_s=window,
         itl_unit=unit,
         reported={k: v for k, v in bench.items() if not isinstance(v, list)},
-        problems=tuple(_problems(requests, info.asked) or ([ended] if ended else [])),
+        problems=tuple(result_problems(requests, info.asked) or ([ended] if ended else [])),
         notes=tuple(notes + unit_note + step_notes + _input_notes(requests, info.asked)),
     )
 
@@ -273,34 +275,11 @@ def _require_success(requests: pd.DataFrame) -> None:
         raise ResultError(f"{good} of {n} requests succeeded, all of them warm-up")
 
 
-def _problems(requests: pd.DataFrame, asked: dict[str, Any]) -> list[str]:
-    n, failed, problems = len(requests), int((~requests.ok).sum()), []
-    if failed:
-        problems.append(f"{failed} of {n} requests failed ({first_error(requests)})")
-    if asked.get("num_prompts") is not None and n != asked["num_prompts"]:
-        problems.append(f"{n} requests in the file, {asked['num_prompts']} asked")
-    wrong = requests.output_tokens[requests.ok & ~_as_asked(requests, asked, "output_tokens")]
-    if len(wrong):
-        problems.append(
-            f"{len(wrong)} of {n} answers not as long as asked ({wrong.min()}..{wrong.max()} "
-            "tokens: the engine died, or prompt + answer exceed --max-model-len)"
-        )
-    return problems
-
-
 def _input_notes(requests: pd.DataFrame, asked: dict[str, Any]) -> list[str]:
-    wrong = requests.input_tokens[~_as_asked(requests, asked, "input_tokens")]
+    wrong = requests.input_tokens[~as_asked(requests, asked, "input_tokens")]
     if not len(wrong):
         return []
     return [f"{len(wrong)} prompts not as long as asked ({wrong.min()}..{wrong.max()} tokens)"]
-
-
-def _as_asked(requests: pd.DataFrame, asked: dict[str, Any], column: str) -> np.ndarray:
-    """Which lengths are as asked. `asked` has one length, one a request, or none (all pass)."""
-    lengths = asked.get(column)
-    if lengths is None or (isinstance(lengths, list) and len(lengths) != len(requests)):
-        return np.ones(len(requests), dtype=bool)
-    return (requests[column] == lengths).to_numpy()
 
 
 def _itl_unit(requests: pd.DataFrame, gaps: tuple[np.ndarray, ...]) -> tuple[str, list[str]]:

@@ -53,6 +53,11 @@ class Column:
     write: Callable[[float], str]
 
 
+def found(write: Callable[[float], str]) -> Callable[[float], str]:
+    """`write` for what a server has to tell: what it did not tell is "not found", never 0."""
+    return lambda value: "not found" if math.isnan(value) else write(value)
+
+
 MAIN = (
     Column("TTFT P50", "ms", "ttft_p50_ms", number),
     Column("TTFT P99", "ms", "ttft_p99_ms", number),
@@ -92,8 +97,9 @@ COMPARED = tuple(
 )
 SWEEP = (
     *MAIN[:7],
-    Column("peak KV", "tokens", "kv_peak_tokens", count),
-    Column("preempted", "times", "preemptions", count),
+    Column("peak KV", "tokens", "kv_peak_tokens", found(count)),
+    Column("peak KV", "MiB", "kv_peak_mib", found(number)),
+    Column("preempted", "times", "preemptions", found(count)),
     Column("timeouts", "requests", "requests_timed_out", count),
 )
 GOODPUT = (
@@ -108,17 +114,17 @@ def metric_table(
     summary: pd.DataFrame,
     labels: Sequence[str],
     columns: Sequence[Column],
-    failed: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> Table:
     """Medians of `columns` over repeats, with their range where there is more than one.
 
-    `failed` are rows without numbers: what was tried and has no usable run.
+    `without` are rows without numbers: what was tried and has no usable run.
     """
     rows = [
         (Cell(label), *(_cell(row, column) for column in columns))
         for label, (_, row) in zip(labels, summary.iterrows(), strict=True)
     ]
-    rows += [(Cell(f"{label} (failed)"), *(Cell(NOTHING) for _ in columns)) for label in failed]
+    rows += [(Cell(label), *(Cell(NOTHING) for _ in columns)) for label in without]
     return Table(title, ((key, ""), *((c.header, c.unit) for c in columns)), tuple(rows))
 
 
@@ -144,7 +150,7 @@ def ratio_table(
 
 
 def tables(
-    summary: pd.DataFrame, task: str, baseline: str, failed: Sequence[str] = ()
+    summary: pd.DataFrame, task: str, baseline: str, without: Sequence[str] = ()
 ) -> list[Table]:
     """The tables of a task: a sweep over X for task2, strategies against a baseline otherwise."""
     if task == "task2":
@@ -153,38 +159,48 @@ def tables(
         columns = SWEEP + (GOODPUT if "good_share" in rows else ())
         details = [c for c in DETAILS if c.metric != "preemptions"]
         return [
-            metric_table("Task 2: max_num_batched_tokens (X)", "X", rows, labels, columns, failed),
+            metric_table("Task 2: max_num_batched_tokens (X)", "X", rows, labels, columns, without),
             metric_table("Task 2, more", "X", rows, labels, details),
         ]
     labels = _labels(summary, _arm_names(summary))
     found = [
-        metric_table(f"{_title(task)}: strategies", "strategy", summary, labels, MAIN, failed),
+        metric_table(f"{_title(task)}: strategies", "strategy", summary, labels, MAIN, without),
         metric_table(f"{_title(task)}, more", "strategy", summary, labels, DETAILS),
         ratio_table(summary, labels, baseline, COMPARED),
     ]
     return [table for table in found if table is not None]
 
 
-def legend(summary: pd.DataFrame, has_ratios: bool) -> str:
+def legend(summary: pd.DataFrame, has_ratios: bool, is_sweep: bool = False) -> str:
     """What the marks in the tables mean."""
     low, high = summary.repeats.min(), summary.repeats.max()
-    repeats = f"{low}" if low == high else f"{low} to {high}"
-    text = f"Values: median over {repeats} repeat(s), with their smallest and largest"
-    text += "; the first 10 % of the requests are left out; timeouts count over all requests."
+    text = "Values: one run each"
+    if high > 1:
+        repeats = f"{low}" if low == high else f"{low} to {high}"
+        text = f"Values: median over {repeats} repeats, with their smallest and largest"
+    text += "; the first 10% of the requests are left out; timeouts count over all requests."
     if has_ratios:
         text += ' Ratios: "~" within noise, the repeats of one arm differ by as much'
         text += ", or a single repeat leaves the noise unknown."
+    if is_sweep:
+        text += (
+            " Peak KV: the server's own figure, looked at once a second, as room of whole blocks."
+        )
     return text
 
 
 def trouble_lines(
-    runs: Sequence[Run], failed: Sequence[FailedRun], arms: Sequence[str], repeats: int | None
+    runs: Sequence[Run],
+    failed: Sequence[FailedRun],
+    task: str,
+    arms: Sequence[str],
+    repeats: int | None,
 ) -> list[str]:
     """Everything that keeps the result from being complete and clean, a line each.
 
     `arms` and `repeats` are what was planned; without them arms are only compared with each other.
     """
-    lines = [f"{f.info.folder.name}: {f.reason}" for f in failed if not f.skipped]
+    lines = [f"{f.info.folder.name}: {f.reason}" for f in failed if not f.refused]
     lines += [
         f"{r.info.folder.name}: with failures: {'; '.join(r.problems)}" for r in runs if r.problems
     ]
@@ -193,9 +209,15 @@ def trouble_lines(
             f"{run.info.folder.name}: differs from vLLM's own numbers: {difference}"
             for difference in check_against_vllm(run)
         ]
+    lines += sweep.mixed_loads([run.info for run in runs]) if task == "task2" else []
     known = {info.arm for info in [r.info for r in runs] + [f.info for f in failed]}
     lines += [f"{arm}: no run" for arm in arms if arm not in known]
     return lines + missing_repeats(runs, failed, repeats)
+
+
+def refusal_lines(failed: Sequence[FailedRun]) -> list[str]:
+    """What vLLM refused to run, in vLLM's words."""
+    return [f"{f.info.folder.name}, {f.reason.rstrip('.')}." for f in failed if f.refused]
 
 
 def report(
@@ -209,10 +231,11 @@ def report(
 ) -> tuple[str, str]:
     """The whole result as (terminal text, Markdown)."""
     made = tables(summary, task, baseline, _without_numbers(runs, failed, task))
-    below = [legend(summary, any(t.title.startswith("Ratio") for t in made))]
+    has_ratios = any(t.title.startswith("Ratio") for t in made)
+    below = [legend(summary, has_ratios, task == "task2")]
     below += [provenance_line([run.info for run in runs]) + "."]
     below += fidelity_lines(summary)
-    below += [f"Skipped {f.info.folder.name}: {f.reason}." for f in failed if f.skipped]
+    below += refusal_lines(failed)
     below += [f"Note, {r.info.folder.name}: {note}." for r in runs for note in r.notes]
     said = sweep.findings(summary, goals, runs[0].info.profile) if task == "task2" else []
     problems = [f"NOT COMPLETE: {line}" for line in trouble]
@@ -231,9 +254,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ResultError as error:
         print(f"lab3.table: {error}", file=sys.stderr)
         return 2
-    trouble = trouble_lines(runs, failed, args.arms, args.repeats)
+    trouble = trouble_lines(runs, failed, args.task, args.arms, args.repeats)
     if not runs:
-        print("\n".join([*trouble, "lab3.table: no run to table"]), file=sys.stderr)
+        lines = [*trouble, *refusal_lines(failed), "lab3.table: no run to table"]
+        print("\n".join(lines), file=sys.stderr)
         return 2
     rows = runs_table(runs, goals)
     summary = summary_table(rows)
@@ -311,15 +335,15 @@ def _labels(summary: pd.DataFrame, names: Sequence[str]) -> list[str]:
 
 
 def _without_numbers(runs: Sequence[Run], failed: Sequence[FailedRun], task: str) -> list[str]:
-    """Labels (values of X for the sweep) that have failed runs and no usable one."""
+    """Labels (values of X for the sweep) that have no usable run, and why: failed or refused."""
 
     def label(info: RunInfo) -> str:
         x = info.point.get(sweep.X_NAME)
         return f"{x:,}" if task == "task2" and x is not None else info.label
 
     usable = {label(run.info) for run in runs}
-    tried = [label(f.info) for f in failed if not f.skipped]
-    return [name for name in dict.fromkeys(tried) if name not in usable]
+    tried = {label(f.info): "refused" if f.refused else "failed" for f in failed}
+    return [f"{name} ({why})" for name, why in tried.items() if name not in usable]
 
 
 def _title(task: str) -> str:

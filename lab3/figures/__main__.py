@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         runs, failed = load_runs(args.runs_dir, args.task)
-        left_out = [f"{f.info.folder.name}: {f.reason}" for f in failed if not f.skipped]
+        left_out = [f"{f.info.folder.name}: {f.reason}" for f in failed if not f.refused]
         left_out += [f"{r.info.folder.name}: {'; '.join(r.problems)}" for r in runs if r.problems]
         runs = [run for run in runs if run.valid and (not args.arms or run.info.arm in args.arms)]
         for line in left_out:

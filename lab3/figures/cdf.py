@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 
 from lab3.captions import provenance_line
 from lab3.figures.style import Look, footer, legend_above, log_axis, looks, new_figure
+from lab3.metrics import TINY_GAP_MS
 from lab3.results import Run
 
 Sample = Callable[[Run], np.ndarray]
@@ -89,9 +90,10 @@ def _draw(panel: Axes, arms: dict[str, list[np.ndarray]], tail: bool) -> None:
     _percentile_lines(panel, tail)
     pooled = [np.concatenate(parts) for parts in arms.values() if parts]
     if pooled:
-        # The fastest 0.2 % stay outside: chunks read at once would stretch the axis to 0.001 ms.
-        left = min(np.quantile(values, 0.002) for values in pooled)
-        panel.set_xlim(max(left, 0.1) * 0.9, max(values.max() for values in pooled) * 1.1)
+        # Chunks that the client read at once would stretch the axis to 0.001 ms: they stay outside.
+        real = [values[values >= TINY_GAP_MS] for values in pooled]
+        left = min((np.quantile(values, 0.002) for values in real if len(values)), default=1.0)
+        panel.set_xlim(0.9 * left, 1.1 * max(values.max() for values in pooled))
     log_axis(panel, "x")
     if tail:
         most = max((len(values) for values in pooled), default=1)

@@ -71,7 +71,7 @@ def _bars(panel: Axes, window: pd.DataFrame, top_prefill: float, top_decode: flo
             [(a, low), (a, high), (b, high), (b, low)]
             for a, b, low, high in zip(steps.begin_s, steps.end_s, down, up, strict=True)
         ]
-        panel.add_collection(PolyCollection(boxes, facecolors=colour, edgecolors="none"))
+        panel.add_collection(PolyCollection(boxes, facecolors=colour, edgecolors="white", lw=0.15))
     panel.axhline(0, color=GREY, lw=0.8)
     panel.set_ylim(-1.1 * DECODE_HEIGHT, 1.1)
     prefill = [t for t in MaxNLocator(2, integer=True).tick_values(0, top_prefill) if t >= 0]
@@ -113,11 +113,13 @@ def _one_run_an_arm(runs: Sequence[Run]) -> list[Run]:
 
 
 def _readable_seconds(steps: pd.DataFrame, wanted_steps: int = 250) -> float:
-    """A round time span that holds about `wanted_steps` steps of this record."""
-    span_s = steps.t_s.max() - steps.t_s.min()
-    wish_s = span_s * wanted_steps / max(len(steps), 1)
-    choices = np.array([0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50])
-    return float(choices[np.argmin(np.abs(np.log(choices / max(wish_s, 1e-3))))])
+    """A round time span that holds about `wanted_steps` steps of this record, at most all."""
+    span_s = float(steps.done_s.max() - steps.t_s.min())
+    if len(steps) <= wanted_steps:
+        return span_s
+    wish_s = span_s * wanted_steps / len(steps)
+    choices = [n * 10.0**k for k in range(-4, 4) for n in (1, 2, 5)]
+    return min(span_s, max(choice for choice in choices if choice <= max(wish_s, 1e-4)))
 
 
 def _middle_s(runs: Sequence[Run], seconds: float) -> float:

@@ -1,7 +1,7 @@
 """What all figures share: colours, line styles, the legend above, the footer, the file formats.
 
-Colours are Okabe and Ito's, told apart by the colour-blind; each comes with its own line style
-and marker, so that a grey print can be read as well.
+Colours are Okabe and Ito's, told apart by the colour-blind (grey in place of their yellow, which
+a print loses); each comes with its own line style and marker, so that a grey print can be read.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _COLOURS = (
     "#009E73",
     "#CC79A7",
     "#56B4E9",
-    "#F0E442",
+    "#888888",
 )
 _LINES = ("-", (0, (1, 1.2)), (0, (5, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 
 _RC = {
     "font.family": "DejaVu Sans",
