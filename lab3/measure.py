@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab3 import commands, provenance, run_folder
+from lab3.kv_per_token import kv_bytes_from_log
 from lab3.processes import Supervised
 from lab3.progress import Progress
+from lab3.refusal import refusal
 from lab3.run_folder import StepCutter
 from lab3.server import (
     RunError,
@@ -44,6 +46,8 @@ def child_env() -> dict[str, str]:
     paths = [str(provenance.ROOT), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     env["PYTHONUNBUFFERED"] = "1"
+    # The log has to tell which scheduler runs.
+    env["VLLM_LOGGING_LEVEL"] = "DEBUG" if env.get("VLLM_LOGGING_LEVEL") == "DEBUG" else "INFO"
     # uvicorn's 5 s let it close a connection that the client is about to use again.
     env.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "120")
     return env
@@ -52,6 +56,8 @@ def child_env() -> dict[str, str]:
 async def measure_arm(job: "Job") -> bool:
     """Make every run of ``job`` that is not finished; returns whether all are good now.
 
+    Options that vLLM refuses count as good if the job allows it; their first run says so.
+
     Raises PortTakenError before anything is started or deleted.
     """
     origin = provenance.collect()
@@ -59,6 +65,10 @@ async def measure_arm(job: "Job") -> bool:
     pending = []
     for repeat in job.repeats:
         why = run_folder.why_redo(job.folder(repeat), job.serve, job.bench, origin)
+        if why is None and run_folder.is_refused(job.folder(repeat)):
+            # What vLLM refuses once it refuses in every repeat.
+            progress.say(f"{job.folder(repeat).name}: refused before, skipped")
+            return True
         if why is None:
             run_folder.keep_timeout(job.folder(repeat), job.timeout_s)
             progress.say(f"{job.folder(repeat).name}: finished before, skipped")
@@ -92,6 +102,7 @@ class _Session:
         self._steps = StepCutter(job.serve.record)
         self._start_s: float | None = None
         self._proof = SchedulerProof(None, None)
+        self._kv_bytes: int | None = None
 
     async def run(self, repeats: list[int]) -> bool:
         """Make these runs; returns whether all of them are good.
@@ -102,6 +113,7 @@ class _Session:
         job = self._job
         job.server_log.parent.mkdir(parents=True, exist_ok=True)
         job.server_log.unlink(missing_ok=True)
+        self._steps.remove_sources()  # of a session that was killed
         for repeat in repeats:
             run_folder.start_afresh(job.folder(repeat))
         self._progress.starting_server(repeats)
@@ -111,9 +123,11 @@ class _Session:
                 await self._bring_up(server)
             except RunError as error:
                 server.kill()
-                self._fail(first, error, server)
+                refused = job.allow_refusal and refusal(job.server_log.read_text(errors="replace"))
+                problem = RunError(refused, "refused") if refused else error
+                self._fail(first, problem, server)
                 self._drop_untried(repeats[1:])
-                return False
+                return bool(refused)
             good = await self._make_runs(server, repeats)
         self._steps.remove_sources()
         return good
@@ -138,6 +152,7 @@ class _Session:
         self._start_s = time.monotonic() - started_s
         log = self._job.server_log.read_text(errors="replace")
         self._proof = prove_scheduler(log, self._job.serve)
+        self._kv_bytes = kv_bytes_from_log(log)
         self._progress.server_ready(self._start_s, self._proof)
 
     async def _check_scheduler(self) -> None:
@@ -211,9 +226,9 @@ class _Session:
         await sampler.sample()
         partial = folder / run_folder.PARTIAL_BENCH_FILE
         if code:
-            raise RunError(f"the bench ended with exit code {code}: see {record.bench_log}")
+            raise _BenchError(f"the bench ended with exit code {code}")
         if not partial.exists():
-            raise RunError(f"the bench wrote no result (--save-result?): see {record.bench_log}")
+            raise _BenchError("the bench wrote no result: give it --save-result")
         partial.rename(folder / run_folder.BENCH_FILE)
         problems = list(bench_problems(folder / run_folder.BENCH_FILE, job.bench.asked))
         if problems:
@@ -239,10 +254,10 @@ class _Session:
         self._copy_server_log(record)
         self._finish(record, error.status, str(error), sampler)
         self._progress.run_failed(record.folder.name, error.status, str(error))
-        if not isinstance(error, _BadResult):
-            self._progress.note(last_lines(record.folder / run_folder.SERVER_LOG))
-        elif record.bench_log.exists():
-            self._progress.note(last_lines(record.bench_log))
+        if error.status == "refused":
+            return
+        log = record.bench_log if isinstance(error, _BenchError) else self._job.server_log
+        self._progress.note(last_lines(log))
 
     def _drop_untried(self, repeats: list[int]) -> None:
         for repeat in repeats:
@@ -273,6 +288,7 @@ class _Session:
             "bench_cmd": bench.saving_to(record.folder, run_folder.BENCH_FILE),
             **self._origin,
             "kv_cache": asdict(kv_cache) if kv_cache else None,
+            "kv_bytes_per_token": self._kv_bytes,
             "server_metrics": summarize(samples, kv_cache) if kv_cache else None,
             "server_start_s": self._start_s,
             "status": status,
@@ -283,7 +299,11 @@ class _Session:
         run_folder.write_json(record.folder / run_folder.RUN_FILE, content)
 
 
-class _BadResult(RunError):
+class _BenchError(RunError):
+    """The bench itself failed: its log says why."""
+
+
+class _BadResult(_BenchError):
     """The bench came to its end, but its result is not what was asked for."""
 
 

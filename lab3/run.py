@@ -9,8 +9,9 @@ Makes RUN_DIR/sjf-r1, -r2, -r3 (see lab3/run_folder.py), all on one server: with
 a repeat finds nothing of the one before it, and a start costs as much as a run. With prefix
 caching on each repeat gets a fresh server. Finished runs are skipped.
 
-Exit code: 0 all runs are good, 1 some run of this arm failed (go on with the next arm), 2 nothing
-can be run like this (stop). --dry-run prints the commands instead.
+Exit code: 0 all runs are good (or refused by vLLM, with --allow-refusal), 1 some run of this arm
+failed (go on with the next arm), 2 nothing can be run like this (stop). --dry-run prints the
+commands instead.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import asyncio
 import fcntl
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +45,7 @@ class Job:
     start_timeout_s: float
     stall_timeout_s: float
     position: tuple[int, int]
+    allow_refusal: bool = False
 
     def folder(self, repeat: int) -> Path:
         """Folder of one repeat."""
@@ -76,6 +79,7 @@ def parse(argv: Sequence[str]) -> tuple[Job, argparse.Namespace]:
         start_timeout_s=args.start_timeout_s,
         stall_timeout_s=args.stall_timeout_s,
         position=(int(done), int(total)),
+        allow_refusal=args.allow_refusal,
     )
     return job, args
 
@@ -111,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
         default=60.0,
         help="a server that holds requests and makes no token for so long is given up",
     )
+    parser.add_argument(
+        "--allow-refusal",
+        action="store_true",
+        help="scheduler options that vLLM refuses are recorded as refused and are no failure",
+    )
     parser.add_argument("--position", default="1/1", help="which of how many calls, for the ETA")
     parser.add_argument("--parent-pid", type=int, help="end when this shell ends ($$)")
     parser.add_argument("--dry-run", action="store_true", help="print the commands, run nothing")
@@ -131,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         job, args = parse(sys.argv[1:] if argv is None else argv)
         if args.dry_run:
+            # Into `head`, which closes the pipe: end as other programs do, without a traceback.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             print_commands(job)
             return 0
         return _run(job, args.parent_pid)

@@ -41,6 +41,11 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+def is_refused(folder: Path) -> bool:
+    """Whether vLLM refused the options of this run."""
+    return (read_run(folder) or {}).get("status") == "refused"
+
+
 def start_afresh(folder: Path) -> None:
     """An empty folder; what a half-written run left there goes."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -52,15 +57,16 @@ def why_redo(
 ) -> str | None:
     """Why the run in ``folder`` has to be made (again); None when it is finished.
 
-    A finished run counts only for the same commands (port and file names aside), the same vLLM
-    and the same VLLM_* settings of the profile. The commit may differ: a result says its own.
+    One that vLLM refused is finished as well. A finished run counts only for the same commands
+    (port and file names aside), the same vLLM and the same VLLM_* settings of the profile. The
+    commit may differ: a result says its own.
     """
     if not folder.exists():
         return "new"
     run = read_run(folder)
-    if run is None or not (folder / BENCH_FILE).exists():
+    if run is None or not (is_refused(folder) or (folder / BENCH_FILE).exists()):
         return "half-written"
-    if run.get("status") != "ok":
+    if run.get("status") not in ("ok", "refused"):
         return f"it ended as {run.get('status')}"
     try:
         old_serve = ServeCommand.read(run["serve_cmd"]).comparable()

@@ -7,6 +7,7 @@ run does not have (no step record, no goal given) is NaN and stays NaN.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,7 +93,12 @@ def arm_order(run: Run) -> tuple:
     info = run.info
     first = FIRST_ARMS.index(info.arm) if info.arm in FIRST_ARMS else len(FIRST_ARMS)
     point = [float(value) for value in info.point.values() if _is_number(value)]
-    return first, info.label, point, info.repeat
+    return first, _natural(info.label), point, info.repeat
+
+
+def _natural(label: str) -> list[str | int]:
+    """Sorts "X=64" before "X=512"."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
 
 
 def summary_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -156,7 +162,7 @@ def missing_repeats(
 ) -> list[str]:
     """Arms with fewer usable repeats than `wanted` (or than the arm with most), a line each."""
     usable = Counter(_arm_at_point(run.info) for run in runs)
-    tried = [run.info for run in runs] + [f.info for f in failed if f.info.raw and not f.skipped]
+    tried = [run.info for run in runs] + [f.info for f in failed if f.info.raw and not f.refused]
     wanted = wanted or max(usable.values(), default=0)
     arms = dict.fromkeys(_arm_at_point(info) for info in tried)
     return [f"{a}: {usable[a]} of {wanted} repeats usable" for a in arms if usable[a] < wanted]
@@ -219,17 +225,20 @@ def _engine_numbers(run: Run) -> dict[str, float]:
 
 
 def _kv_numbers(run: Run) -> dict[str, float]:
-    """Peak use of the KV pool: what /metrics showed during the run, else the step record's."""
+    """Peak use of the KV pool: what /metrics showed during the run, else the step record's.
+
+    Tokens are tokens of room in the blocks in use; MiB of them as bytes per token are known.
+    """
     server, pool = run.info.raw.get("server_metrics") or {}, run.info.raw.get("kv_cache") or {}
     share, tokens = server.get("kv_usage_peak"), server.get("kv_tokens_peak")
     if share is None and run.steps is not None and pool.get("num_blocks"):
         share = run.steps.kv_blocks.max() / pool["num_blocks"]
         if pool.get("block_size"):
             tokens = run.steps.kv_blocks.max() * pool["block_size"]
-    return {
-        "kv_peak_share": float("nan") if share is None else float(share),
-        "kv_peak_tokens": float("nan") if tokens is None else float(tokens),
-    }
+    token_bytes = run.info.raw.get("kv_bytes_per_token")
+    mib = None if tokens is None or token_bytes is None else tokens * token_bytes / 2**20
+    numbers = {"kv_peak_share": share, "kv_peak_tokens": tokens, "kv_peak_mib": mib}
+    return {key: float("nan") if n is None else float(n) for key, n in numbers.items()}
 
 
 def _goodput_numbers(run: Run, goals: Goals | None) -> dict[str, float]:

@@ -8,12 +8,14 @@ smaller than the spread of the repeats it says so and names the knob that would 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from lab3.results import RunInfo
 from lab3.summary import Goals, Spread, spread, within_noise
 
 X_NAME = "max_num_batched_tokens"
@@ -70,6 +72,26 @@ class Trend:
             f"{self.name}: {self.first.median:.1f} ms at X={self.x[0]}, {self.last.median:.1f} ms "
             f"at X={self.x[1]} ({self.ratio:.2f}x): {verdict}; lowest at X={self.lowest_at}."
         )
+
+
+def mixed_loads(infos: Sequence[RunInfo]) -> list[str]:
+    """What differs between the points of a sweep besides X, a line each; nothing for a clean one.
+
+    It happens when a folder is used again with another load and not for every X.
+    """
+    settings = [
+        {k: v for k, v in (info.point | info.asked).items() if k != X_NAME and v is not None}
+        for info in infos
+    ]
+    lines = []
+    for name in dict.fromkeys(name for each in settings for name in each):
+        values = sorted({str(each.get(name)) for each in settings})
+        if len(values) > 1:
+            lines.append(
+                f"the points differ in {name} ({', '.join(values)}) and can't be compared: "
+                "run all of them again, or use another RUN_DIR"
+            )
+    return lines
 
 
 def sweep_values(summary: pd.DataFrame) -> pd.DataFrame:

@@ -109,6 +109,8 @@ def test_child_env_keeps_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env["no_proxy"] == "127.0.0.1,localhost"
     assert env["PYTHONPATH"].endswith(":/mine")
     assert env["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == "77"
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    assert child_env()["VLLM_LOGGING_LEVEL"] == "INFO"
     monkeypatch.delenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
     assert child_env()["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == "120"
 

@@ -195,6 +195,7 @@ def test_what_breaks_in_mid_run_ends_the_arm(tmp_path: Path, mode: str, reason: 
     assert done.returncode == 1
     assert record(tmp_path)["status"] == "failed"
     assert reason in record(tmp_path)["reason"]
+    assert ("bench gives up" if mode == "exit-1" else "log line 29") in done.stdout
     assert not (tmp_path / "runs/default-r2").exists()
     assert with_marker(str(tmp_path)) == []
 

@@ -164,15 +164,16 @@ def test_a_sweep_gets_its_table_findings_and_goodput(tmp_path, capsys):
             info = {"task": "task2", "arm": "sweep", "label": "Sweep", "repeat": repeat}
             folder = tmp_path / "task2-cpu" / f"x{x}-r{repeat}"
             write_run(folder, bench, steps, point=point, **info)
-    refused = {"status": "skipped", "reason": "X < max_num_seqs", "task": "task2"}
+    refused = {"status": "refused", "reason": "X < max_num_seqs", "task": "task2"}
+    refused["point"] = {"max_num_batched_tokens": 16, "request_rate": 18.0}
     write_run(tmp_path / "task2-cpu" / "x16-r1", None, **refused)
     goals = ("--ttft-slo-ms", "100", "--itl-slo-ms", "30")
     code, out, _ = table(tmp_path, capsys, "--task", "task2", *goals)
     assert code == 0, "a point that vLLM refuses is no failure"
-    assert "Skipped x16-r1: skipped: X < max_num_seqs." in out
+    assert "x16-r1, refused: X < max_num_seqs." in out
     assert "take X=" in out
     rows = cells((tmp_path / "out" / "table.md").read_text(), "Task 2: max_num_batched_tokens (X)")
-    assert list(rows) == ["64", "512"]
+    assert list(rows) == ["64", "512", "16 (refused)"]
 
 
 @pytest.mark.parametrize("goal", ["abc", "-3", "nan"])
@@ -261,7 +262,7 @@ def test_the_runs_table_is_plain_csv_with_units_in_the_names(runs_dir, capsys):
     table(runs_dir, capsys)
     rows = pd.read_csv(runs_dir / "out" / "runs.csv")
     assert json.loads(rows.point[0]) == {}
-    known = ("_ms", "_tokens", "_per_s", "_s", "_share", "_rate", "_tax")
+    known = ("_ms", "_tokens", "_per_s", "_s", "_share", "_rate", "_tax", "_mib")
     plain = {"repeat", "preemptions", "valid", "problems", "notes"}
     for name in rows.columns[rows.dtypes.map(pd.api.types.is_numeric_dtype)]:
         assert name.endswith(known) or name.startswith("requests_") or name in plain
