@@ -312,7 +312,8 @@ class AdaptiveChunkScheduler(LabScheduler):
         finally:
             self.max_num_scheduled_tokens = full_budget
         prefill_tokens = max(output.total_num_scheduled_tokens - decode_tokens, 0)
-        self._steps_without_prefill = 0 if prefill_tokens else self._steps_without_prefill + 1
+        starving = not prefill_tokens and (prefilling or self._prompt_could_start())
+        self._steps_without_prefill = self._steps_without_prefill + 1 if starving else 0
         load = replace(load, prefill_tokens=prefill_tokens)
         self._timer.scheduled(id(output), load, called_s)
         return output
@@ -337,6 +338,10 @@ class AdaptiveChunkScheduler(LabScheduler):
         else:
             chunk = self.step_time.prefill_tokens_within(settings.itl_target_ms, load)
         return bounded_budget(decode_tokens, chunk, settings.min_chunk_tokens, full)
+
+    def _prompt_could_start(self) -> bool:
+        prompt = self.next_to_admit()
+        return prompt is not None and self.can_prefill(prompt)
 
     def _learn(self, load: StepLoad, step_ms: float) -> None:
         self.step_time.observe(load, step_ms)
