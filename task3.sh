@@ -97,6 +97,7 @@ for ((first = 1; first <= REPEATS; first += repeats_a_round)); do
 done
 [[ "${DRY_RUN:-0}" != 1 ]] || exit 0
 
-python -m lab3.table "$RUN_DIR" --out "$OUT" --task task3 || failed=1
+python -m lab3.table "$RUN_DIR" --out "$OUT" --task task3 \
+    --arms "${arms[@]}" --repeats "$REPEATS" || failed=1
 python -m lab3.figures "$RUN_DIR" --out "$OUT" --task task3 || failed=1
 exit "$failed"
