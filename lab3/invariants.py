@@ -7,7 +7,7 @@ keeps the books that a model runner keeps, from ``SchedulerOutput`` alone, so th
 held to what it tells the workers and not to its own view.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.core.sched.interface import PauseState
@@ -150,10 +150,14 @@ def fingerprint(output: SchedulerOutput) -> dict[str, object]:
 
 def identity(ours: SchedulerOutput, upstream: SchedulerOutput) -> None:
     """Two schedulers made the same step: same requests, tokens, blocks and victims, same order."""
-    theirs = fingerprint(upstream)
-    for part, mine in fingerprint(ours).items():
-        if mine != theirs[part]:
-            raise InvariantError("identity", f"{part}: {mine} against {theirs[part]}")
+    same_parts(fingerprint(ours), fingerprint(upstream))
+
+
+def same_parts(ours: Mapping[str, object], upstream: Mapping[str, object]) -> None:
+    """``identity`` for two fingerprints."""
+    for part, mine in ours.items():
+        if mine != upstream[part]:
+            raise InvariantError("identity", f"{part}: {mine} against {upstream[part]}")
 
 
 def bounded_overtaking(admitted: Sequence[Request], aging_tokens_per_s: float) -> None:
@@ -197,17 +201,25 @@ class Runner:
     rows: dict[str, _Row] = field(default_factory=dict)
     last_batch: Collection[str] = ()
 
-    def execute(self, output: SchedulerOutput, sampled: dict[str, list[int]]) -> None:
+    def execute(self, output: SchedulerOutput, sampled: Mapping[str, list[int]]) -> None:
         """Check one batch and book it; ``sampled`` holds the tokens it yields by request."""
+        self.begin(output)
+        self.compute(output, sampled)
+
+    def begin(self, output: SchedulerOutput) -> None:
+        """First half of ``execute``: who ended, who started, who goes on and where."""
         for id_ in output.finished_req_ids:
             self.rows.pop(id_, None)
         for data in output.scheduled_new_reqs:
             self._start(data)
         self._continue(output)
+
+    def compute(self, output: SchedulerOutput, sampled: Mapping[str, list[int]]) -> None:
+        """Second half of ``execute``: positions computed, blocks written, tokens sampled."""
         writers: dict[int, str] = {}
         for id_, num_new in output.num_scheduled_tokens.items():
             num_drafts = len(output.scheduled_spec_decode_tokens.get(id_, ()))
-            self._compute(id_, num_new, num_drafts, writers)
+            self._write(id_, num_new, num_drafts, writers)
             row, num_sampled = self.rows[id_], len(sampled[id_])
             row.num_tokens += num_sampled
             if num_drafts:
@@ -244,7 +256,7 @@ class Runner:
             if not (self.runner_v2 or resent or id_ in self.last_batch):
                 raise InvariantError("rows", f"request {id_} comes back without its tokens")
 
-    def _compute(self, id_: str, num_new: int, num_drafts: int, writers: dict[int, str]) -> None:
+    def _write(self, id_: str, num_new: int, num_drafts: int, writers: dict[int, str]) -> None:
         row = self.rows[id_]
         start, end = row.computed, row.computed + num_new
         if end - num_drafts > row.num_tokens:
