@@ -51,7 +51,13 @@ verify() { # verify LOCK [uv option...]: every pin has a wheel (glibc 2.31 or ne
 exclude=(--excludes packaging/cpu-excludes.txt)
 compile requirements-cpu.txt locks/cpu.txt "${exclude[@]}" "$@" 2>/dev/null ||
     compile requirements-cpu.txt locks/cpu.txt "${exclude[@]}" --index "$torch_index" "$@"
-compile requirements.txt locks/gpu.txt "$@"
+# `==2.13.0` also accepts 2.13.0+cpu, and prefers it where a source has it: rule it out, here and
+# when the lock is installed.
+no_cpu_torch="$(mktemp)"
+echo 'torch!=2.13.0+cpu' >"$no_cpu_torch"
+UV_CONSTRAINT="$no_cpu_torch" compile requirements.txt locks/gpu.txt "$@"
+rm "$no_cpu_torch"
+sed -i 's/^torch==2\.13\.0$/torch==2.13.0,!=2.13.0+cpu/' locks/gpu.txt
 
 status=0
 verify locks/cpu.txt || verify locks/cpu.txt --index "$torch_index" || status=1
