@@ -85,6 +85,6 @@ for ((first = 1; first <= TASK2_REPEATS; first += repeats_a_round)); do
 done
 [[ "${DRY_RUN:-0}" != 1 ]] || exit 0
 
-python -m lab3.table "$RUN_DIR" --out "$OUT" --task task2 || failed=1
+python -m lab3.table "$RUN_DIR" --out "$OUT" --task task2 --repeats "$TASK2_REPEATS" || failed=1
 python -m lab3.figures "$RUN_DIR" --out "$OUT" --task task2 || failed=1
 exit "$failed"

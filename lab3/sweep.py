@@ -184,11 +184,13 @@ def saturation_lines(rows: pd.DataFrame) -> list[str]:
         if high.median < low.median and not within_noise(low, high)
     ]
     shape = f"drops from X={', '.join(drops)}" if drops else "never drops beyond noise as X grows"
-    lines = [
-        f"Throughput {shape}; it saturates at X={saturation_x(rows)} "
-        f"(within {1 - SATURATED_SHARE:.0%} of the best, "
-        + f"{rows.output_tokens_per_s.max():.0f} output tokens/s)."
-    ]
+    x, best = saturation_x(rows), rows.output_tokens_per_s.max()
+    if x < rows.x.max():
+        share = f"within {1 - SATURATED_SHARE:.0%} of the best, {best:.0f} output tokens/s"
+        where = f"it saturates at X={x} ({share})"
+    else:
+        where = f"it still rises at the largest X={x} ({best:.0f} output tokens/s)"
+    lines = [f"Throughput {shape}; {where}."]
     rate = request_rate(rows)
     if np.isfinite(rate) and rows.requests_per_s.min() >= RATE_BOUND_SHARE * rate:
         lines.append(

@@ -120,6 +120,13 @@ def test_saturation_is_the_smallest_x_near_the_best_throughput(tmp_path):
     assert len(lines) == 1
 
 
+def test_throughput_that_still_rises_at_the_largest_x_does_not_saturate(tmp_path):
+    rows = sweep_rows(tmp_path, lambda x, r: (0.1, 0.01, 12.8 / x), rate=1000.0)
+    assert saturation_lines(rows)[0].startswith(
+        "Throughput never drops beyond noise as X grows; it still rises at the largest X=2048 ("
+    )
+
+
 def test_a_drop_of_throughput_is_told(tmp_path):
     rows = sweep_rows(tmp_path, lambda x, r: (0.1, 0.01, 0.2 if x == 2048 else 0.05), rate=100.0)
     assert "Throughput drops from X=256 to 2048" in saturation_lines(rows)[0]
