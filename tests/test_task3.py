@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from test_processes import ROOT, STUB, wait_until, with_marker
 from test_server import free_port
@@ -248,3 +249,34 @@ def test_nothing_outlives_the_script(sandbox: Path, signum: signal.Signals) -> N
     assert script.returncode in (-signum, 128 + signum)
     assert not (sandbox / "runs/task3-cpu/sjf-r1").exists()
     assert not (sandbox / "runs/task3-cpu/table.md").exists()
+
+
+# -- on a real server --
+
+
+@pytest.mark.live
+def test_kill_9_of_the_script_ends_a_real_server_with_its_workers(
+    tmp_path: Path, micro_model: Path
+) -> None:
+    python = str(Path(sys.executable).parent)
+    env = environment(
+        ROOT,
+        **{"PATH": os.pathsep.join([python, os.environ["PATH"]]), "MODEL": str(micro_model)},
+        **{"ARMS": "sjf", "RUN_DIR": str(tmp_path), "NUM_PROMPTS": "5000", "REQUEST_RATE": "5"},
+    )
+    record = tmp_path / "servers/sjf.steps.jsonl"
+    with subprocess.Popen(["bash", str(ROOT / "task3.sh")], env=env) as script:
+        # The engine makes steps: server, engine, worker and bench are all there.
+        wait_until(lambda: script.poll() is not None or has_lines(record), "the first step", 240)
+        assert script.poll() is None
+        started = psutil.Process(script.pid).children(recursive=True)
+        names = [process.name() for process in started]
+        assert any("VLLM" in name for name in names), names
+        script.kill()
+        script.wait()
+        _, alive = psutil.wait_procs(started, timeout=60)
+    assert alive == []
+
+
+def has_lines(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
