@@ -70,7 +70,9 @@ class StepRecorder:
             return results
 
         def recording_preempt(request: Request, *args: Any, **kwargs: Any) -> None:
-            self._computed_before[request.request_id] = request.num_computed_tokens
+            lost_before = self._computed_before.get(request.request_id, 0)
+            lost_now = max(lost_before, request.num_computed_tokens)
+            self._computed_before[request.request_id] = lost_now
             self._preempted += 1
             preempt(request, *args, **kwargs)
 
