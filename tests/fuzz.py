@@ -9,7 +9,8 @@ A case is (policy, mode, profile, seed); the same case makes the same steps on a
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ class Policy:
 class Profile:
     """What the workload looks like; probabilities are per step."""
 
-    pool_blocks: tuple[int, int] = (60, 120)
+    pool_blocks: tuple[int, int] = (24, 80)
     p_abort: float = 0.01
     p_abort_in_flight: float = 0.0
     p_pause: float = 0.0
@@ -83,28 +84,39 @@ ODD_PREDICTIONS = (
 )  # fmt: skip
 
 
-class AbortsInFlight(Observer):
-    """Aborts between schedule() and the batch's output, as a client that hangs up does."""
+class Aborts(Observer):
+    """Ends requests as clients that hang up do, before a step or while its batch is out.
 
-    def __init__(self, rng: random.Random, probability: float) -> None:
-        self.rng, self.probability = rng, probability
+    ``kinds`` counts what was hit: "running", "waiting", "skipped" (running, but not in this
+    step), "preempted" (just evicted, perhaps with tokens still on their way).
+    """
+
+    def __init__(self, rng: random.Random, profile: Profile) -> None:
+        self.rng, self.profile = rng, profile
+        self.kinds: Counter[str] = Counter()
+        self._batch: Collection[str] = ()
+
+    def before_schedule(self, driver: Driver) -> None:
+        if self.rng.random() < self.profile.p_abort:
+            self._abort_one(driver)
 
     def after_execute(self, driver: Driver, step: Step) -> None:
-        if driver.unfinished and self.rng.random() < self.probability:
-            driver.abort(pick_to_abort(self.rng, driver, step.output.num_scheduled_tokens))
+        self._batch = step.output.num_scheduled_tokens
+        if self.rng.random() < self.profile.p_abort_in_flight:
+            self._abort_one(driver)
 
-
-def pick_to_abort(rng: random.Random, driver: Driver, scheduled: Mapping[str, int] = {}) -> str:
-    """A running, waiting, skipped-in-this-step or just-preempted request, each kind often."""
-    scheduler = driver.scheduler
-    running = [r.request_id for r in scheduler.running]
-    kinds = [
-        running,
-        [r.request_id for r in scheduler.waiting],
-        [id_ for id_ in running if id_ not in scheduled],
-        [r.request_id for r in scheduler.waiting if r.status == RequestStatus.PREEMPTED],
-    ]
-    return rng.choice(rng.choice([kind for kind in kinds if kind] or [sorted(driver.unfinished)]))
+    def _abort_one(self, driver: Driver) -> None:
+        running, waiting = driver.scheduler.running, list(driver.scheduler.waiting)
+        targets = {
+            "running": running,
+            "waiting": waiting,
+            "skipped": [r for r in running if r.request_id not in self._batch],
+            "preempted": [r for r in waiting if r.status == RequestStatus.PREEMPTED],
+        }
+        if kinds := [kind for kind, requests in targets.items() if requests]:
+            kind = self.rng.choice(kinds)
+            self.kinds[kind] += 1
+            driver.abort(self.rng.choice(targets[kind]).request_id)
 
 
 class Case:
@@ -118,12 +130,12 @@ class Case:
         self.scheduler = create_scheduler(policy.cls, settings=policy.settings, **knobs)
         self.model = StubModel(true_output_tokens={})
         self.invariants = Invariants(pure=policy.pure)
-        aborts = AbortsInFlight(random.Random(seed), self.profile.p_abort_in_flight)
+        self.aborts = Aborts(random.Random(seed), self.profile)
         self.driver = Driver(
             self.scheduler,
             model=self.model,
             step_time=lambda step: 0.002 + 1e-4 * step.output.total_num_scheduled_tokens,
-            observers=[self.invariants, aborts],
+            observers=[self.invariants, self.aborts],
         )
         # A policy that reads a clock must read this one, or no case could be run again.
         if hasattr(self.scheduler, "clock"):
@@ -131,6 +143,7 @@ class Case:
         self.requests: dict[str, Request] = {}
         self.compiling: list[Request] = []
         self.steps: list[dict[str, object]] = []
+        self.paused_steps = 0
 
     def _random_knobs(self, mode: Mapping[str, Any]) -> dict[str, Any]:
         rng = self.rng
@@ -185,10 +198,9 @@ class Case:
         rng, driver, profile = self.rng, self.driver, self.profile
         if len(self.scheduler.waiting) < 12 and rng.random() < 0.25:
             self._arrive(rng.choice([1, 1, 2, 5]))
-        if driver.unfinished and rng.random() < profile.p_abort:
-            driver.abort(pick_to_abort(rng, driver))
         if rng.random() < profile.p_pause:
             driver.pause(rng.choice(list(PauseState)))
+        self.paused_steps += self.scheduler.pause_state != PauseState.UNPAUSED
         if rng.random() < profile.p_reset:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
         if self.compiling and rng.random() < 0.2:

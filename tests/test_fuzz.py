@@ -5,6 +5,7 @@
 """
 
 import os
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -25,6 +26,25 @@ by_name = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.
 def test_laws_hold(policy, profile):
     min_steps = FUZZ_STEPS // len(PROFILES)
     assert run_cases(policy, profile, min_steps, FIRST_SEED) >= min_steps
+
+
+def test_profiles_are_what_they_say():
+    """A fuzz that never preempts, aborts, pauses or errs in a prediction would prove little."""
+    policy = Policy("prefill-first", "my_scheduler.StepExclusivePrefillFirstScheduler", pure=True)
+    cases = {
+        profile: [run_case(policy, mode, profile, FIRST_SEED) for mode in MODES]
+        for profile in PROFILES
+    }
+    preemptions = {
+        profile: sum(r.num_preemptions for case in of_profile for r in case.requests.values())
+        for profile, of_profile in cases.items()
+    }
+    assert min(preemptions.values()) > 0
+    assert preemptions["kv-scarce"] > 2 * preemptions["standard"]
+    kinds = sum((case.aborts.kinds for case in cases["abort-storm"]), Counter())
+    assert min(kinds[k] for k in ("running", "waiting", "skipped", "preempted")) >= 10
+    paused = sum(case.paused_steps for case in cases["pause-resume"])
+    assert paused > 0 == sum(case.paused_steps for case in cases["standard"])
 
 
 @cache
