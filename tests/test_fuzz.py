@@ -42,7 +42,7 @@ def test_profiles_are_what_they_say():
     assert min(preemptions.values()) > 0
     assert preemptions["kv-scarce"] > 2 * preemptions["standard"]
     kinds = sum((case.aborts.kinds for case in cases["abort-storm"]), Counter())
-    assert min(kinds[k] for k in ("running", "waiting", "skipped", "preempted")) >= 10
+    assert min(kinds[k] for k in ("running", "waiting", "skipped", "preempted")) > 0
     paused = sum(case.paused_steps for case in cases["pause-resume"])
     assert paused > 0 == sum(case.paused_steps for case in cases["standard"])
 
