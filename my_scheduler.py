@@ -298,16 +298,23 @@ class AdaptiveChunkScheduler(LabScheduler):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         called_s = self.clock()
-        prefilling = any(r.is_prefill_chunk for r in self.running)
-        decoding = [r for r in self.running if not r.is_prefill_chunk]
-        decode_tokens = sum(1 + len(r.spec_token_ids) for r in decoding)
-        load = StepLoad(0, len(decoding), sum(r.num_computed_tokens for r in decoding))
+        decode_requests = context_tokens = 0
+        prefilling = decodes_last = False
+        for request in self.running:
+            if request.is_prefill_chunk:
+                prefilling = True
+            else:
+                decode_requests += 1
+                context_tokens += request.num_computed_tokens
+                decodes_last |= prefilling
+        decode_tokens = decode_requests * (1 + self.num_spec_tokens)
+        load = StepLoad(0, decode_requests, context_tokens)
         full_budget = self.max_num_scheduled_tokens
         self.max_num_scheduled_tokens = self._budget(full_budget, decode_tokens, load)
         # Decodes first: the budget was made for them and a chunk must not take their part.
         decodes_first = self.running_in_order(lambda r: r.is_prefill_chunk)
         try:
-            with decodes_first if prefilling else nullcontext():
+            with decodes_first if decodes_last else nullcontext():
                 output = super().schedule(*args, **kwargs)
         finally:
             self.max_num_scheduled_tokens = full_budget

@@ -157,11 +157,19 @@ class LabScheduler(AsyncScheduler):
 
     def blocks_may_run_out(self) -> bool:
         """False only if the next step's running requests get all their blocks for certain."""
-        manager = self.kv_cache_manager
-        extra_tokens = self.num_lookahead_tokens + self.num_spec_tokens
-        most_blocks = self.num_blocks(self.max_num_scheduled_tokens)
-        most_blocks += len(self.running) * (1 + self.num_blocks(extra_tokens))
-        return manager.block_pool.get_num_free_blocks() < most_blocks
+        free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        decode_tokens = 1 + self.num_spec_tokens + self.num_lookahead_tokens
+        chunk_blocks = self.num_blocks(self.max_num_scheduled_tokens) + len(self.running)
+        if free_blocks >= chunk_blocks + self.num_blocks(decode_tokens) * len(self.running):
+            return False
+        size, groups = self.block_size, self.kv_cache_manager.num_kv_cache_groups
+        needed_blocks = 0
+        for request in self.running:
+            if request.is_prefill_chunk:
+                return True
+            free_tokens = -request.num_computed_tokens % size
+            needed_blocks -= (free_tokens - decode_tokens) // size
+        return free_blocks < needed_blocks * groups
 
     def num_blocks(self, num_tokens: int) -> int:
         """KV blocks that ``num_tokens`` tokens of one request take."""

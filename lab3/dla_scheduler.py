@@ -123,9 +123,12 @@ class DLAScheduler(LabScheduler):
         return True
 
     def _future_peak(self) -> FuturePeak:
-        unfinished_prefill = sum(r.num_tokens - r.num_computed_tokens for r in self.running)
+        unfinished_prefill = sum(
+            r.num_tokens - r.num_computed_tokens for r in self.running if r.is_prefill_chunk
+        )
         return FuturePeak(
-            [(r.num_tokens, self._expected(r)) for r in self.running],
+            [r.num_tokens for r in self.running],
+            [self._expected(r) for r in self.running],
             used_tokens=self.used_kv_tokens() + unfinished_prefill,
         )
 

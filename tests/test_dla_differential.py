@@ -80,6 +80,7 @@ class Ours:
         self.scheduler: DLAScheduler = create_scheduler(
             DLAScheduler, num_blocks=64, max_num_seqs=16, policy=policy
         )
+        self.scheduler.blocks_may_run_out = lambda: True
         self.scheduler._allocate = lambda *args, **kwargs: None
         self.evicted: list[str] = []
         preempt = self.scheduler._preempt_request

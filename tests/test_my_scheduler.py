@@ -250,6 +250,8 @@ def backlog(cls: str | None, seed: int) -> tuple[Service, float]:
 def test_two_clients_with_a_backlog_stay_within_the_bound_of_the_paper(seed):
     service, bound = backlog("my_scheduler.FairShareScheduler", seed)
     assert service.spread <= bound
+    # The bound lets one client fill the whole pool; what really happens is far from that.
+    assert service.spread < 0.2 * bound
 
 
 def test_vllm_itself_does_not_keep_that_bound():

@@ -1,6 +1,6 @@
 """How much KV the running requests will need at their worst moment (Gong et al., 2025)."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,35 +18,41 @@ class FuturePeak:
     """
 
     def __init__(
-        self, requests: Iterable[tuple[float, float]], used_tokens: float | None = None
+        self,
+        held_tokens: Sequence[float],
+        remaining_tokens: Sequence[float],
+        used_tokens: float | None = None,
     ) -> None:
-        """``requests``: (tokens held, tokens remaining) of each."""
-        pairs = np.array(list(requests), dtype=float).reshape(-1, 2)
-        held, remaining = pairs[:, 0], pairs[:, 1]
-        if used_tokens is not None and held.sum() > 0:
-            held = held * (used_tokens / held.sum())
+        """One number in each sequence for each request."""
+        held = np.array(held_tokens, dtype=float)
+        remaining = np.array(remaining_tokens, dtype=float)
+        if used_tokens is not None and len(held):
+            held *= used_tokens / held.sum()
         order = np.argsort(-remaining, kind="stable")
         self._held = held[order]
         self._remaining = remaining[order]
 
     def peak(self) -> float:
         """Tokens at the worst moment; 0 without requests."""
-        return _peak(self._held, self._remaining)
+        growth = np.arange(1, len(self._held) + 1) * self._remaining
+        return float(np.max(np.cumsum(self._held) + growth, initial=0.0))
 
     def peak_with(self, held: float, remaining: float) -> float:
         """The same with one more request in the batch."""
-        return _peak(*self._inserted(held, remaining))
+        at = self._place(remaining)
+        sums = np.cumsum(self._held)
+        numbers = np.arange(1, len(sums) + 1)
+        numbers[at:] += 1
+        sums[at:] += held
+        others = np.max(sums + numbers * self._remaining, initial=0.0)
+        before = sums[at - 1] if at else 0.0
+        return float(max(others, before + held + (at + 1) * remaining))
 
     def add(self, held: float, remaining: float) -> None:
         """One more request joins the batch."""
-        self._held, self._remaining = self._inserted(held, remaining)
+        at = self._place(remaining)
+        self._held = np.insert(self._held, at, held)
+        self._remaining = np.insert(self._remaining, at, remaining)
 
-    def _inserted(self, held: float, remaining: float) -> tuple[np.ndarray, np.ndarray]:
-        at = np.searchsorted(-self._remaining, -remaining, side="right")
-        return np.insert(self._held, at, held), np.insert(self._remaining, at, remaining)
-
-
-def _peak(held: np.ndarray, remaining: np.ndarray) -> float:
-    if not len(held):
-        return 0.0
-    return float(np.max(np.cumsum(held) + np.arange(1, len(held) + 1) * remaining))
+    def _place(self, remaining: float) -> int:
+        return int(np.searchsorted(-self._remaining, -remaining, side="right"))

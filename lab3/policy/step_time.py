@@ -58,8 +58,11 @@ class StepTimeModel:
 
     Least squares over the steps seen, where a step counts ``memory`` times as much as the one
     after it: the fit follows the load. A step of more than ``outlier`` times its prediction (a
-    garbage collection, a pause) counts as that much only.
+    garbage collection, a pause) counts as that much only. The coefficients are solved for anew
+    every eighth step.
     """
+
+    _SOLVE_EVERY = 8
 
     def __init__(self, memory: float = 0.995, outlier: float = 4.0, min_steps: int = 20) -> None:
         self._memory = memory
@@ -82,7 +85,8 @@ class StepTimeModel:
         features = load.features()
         self._moment = self._memory * self._moment + np.outer(features, features)
         self._target = self._memory * self._target + step_ms * features
-        self._coefficients = None
+        if self.num_steps % self._SOLVE_EVERY == 0 or not self.is_ready:
+            self._coefficients = None
         self.num_steps += 1
 
     def predict_ms(self, load: StepLoad) -> float:
