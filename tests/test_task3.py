@@ -262,7 +262,7 @@ def test_kill_9_of_the_script_ends_a_real_server_with_its_workers(
     env = environment(
         ROOT,
         **{"PATH": os.pathsep.join([python, os.environ["PATH"]]), "MODEL": str(micro_model)},
-        **{"ARMS": "sjf", "RUN_DIR": str(tmp_path), "NUM_PROMPTS": "5000", "REQUEST_RATE": "5"},
+        **{"ARMS": "sjf", "RUN_DIR": str(tmp_path), "NUM_PROMPTS": "200", "REQUEST_RATE": "1"},
     )
     record = tmp_path / "servers/sjf.steps.jsonl"
     with subprocess.Popen(["bash", str(ROOT / "task3.sh")], env=env) as script:
