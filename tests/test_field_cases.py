@@ -1,28 +1,30 @@
-"""Failures that others met with custom schedulers (part A of the field notes), on our classes.
+"""Failures that others reported of custom schedulers, on every class of ours.
 
-==== ======================================================= ===================================
-case failure                                                 test
-==== ======================================================= ===================================
-1    schedule() called with an argument                      test_schedule_takes_vllms_arguments
-2    wrong base under async scheduling                       test_one_class_serves_both_bases
-3    class name that can't be loaded                         test_bad_class_names_say_what_is_wrong
-4    a request that can never fit                            test_request_that_never_fits
-6    scheduled > running at a preemption                     test_victim_before_the_current_request
-7    seats overrun                                           test_seats_hold_while_requests_arrive
-8    KV pool full while decodes are held back                test_full_pool_goes_on_decoding
-9    prompt above the token budget starves                   test_long_prompt_gets_its_chunks
-10   preempt, readmit, preempt                               test_no_preemption_thrash
-11   preempted with tokens in flight                         test_tokens_in_flight_at_preemption
-12   running request left out for some steps                 test_gap_resends_the_tokens
-14   priority queue is no deque                              test_priority_policy_works
-15   shortest-first starves the long one                     test_aging_bounds_the_wait, test_ties
-17   pause while requests wait                               test_pause_drains_and_resumes
-18   adapter limit at the head of the queue                  test_adapter_limit
-19   requests that hold KV blocks while they wait            test_block_holder_is_admitted_first
-20   speculative decoding                                    test_drafts_are_decodes
-23   bad predictions                                         test_bad_predictions_are_harmless
-36   long prompt threshold counts the running                test_threshold_counts_skipped_requests
-==== ======================================================= ===================================
+"Seen in" is an issue or pull request of the project on GitHub.
+
+==== =============== ======================================== =================================
+case seen in         failure                                  test_...
+==== =============== ======================================== =================================
+1    vllm-gaudi 1555 schedule() called with an argument       schedule_takes_vllms_arguments
+2    vllm 43724      wrong base under async scheduling        one_class_serves_both_bases
+3    vllm 16479      class name that can't be loaded          bad_class_names_say_what_is_wrong
+4    vllm 39734      a request that can never fit             request_that_never_fits
+6    vllm 23347      scheduled > running at a preemption      victim_before_the_current_request
+7    vllm 53130      seats overrun                            seats_hold_while_requests_arrive
+8    vllm 45388      KV pool full while decodes are held back full_pool_goes_on_decoding
+9    vllm 18681      prompt above the token budget starves    long_prompt_gets_its_chunks
+10   vllm 25538      preempt, readmit, preempt                no_preemption_thrash
+11   vllm 28827      preempted with tokens in flight          tokens_in_flight_at_preemption
+12   vllm 27756      running request left out for some steps  gap_resends_the_tokens
+14   vllm 41951      priority queue is no deque               priority_policy_works
+15   vllm 29366      shortest-first starves the long one      aging_bounds_the_wait, ties
+17   vllm 34125      pause while requests wait                pause_drains_and_resumes
+18   vllm 15422      adapter limit at the head of the queue   adapter_limit
+19   vllm 53130      requests that hold KV while they wait    block_holder_is_admitted_first
+20   vllm 28558      speculative decoding                     drafts_are_decodes
+23   vllm 13300      bad predictions                          bad_predictions_are_harmless
+36   vllm 10235      long-prompt threshold counts the running threshold_counts_skipped_requests
+==== =============== ======================================== =================================
 """
 
 import inspect
@@ -376,3 +378,10 @@ def test_threshold_counts_skipped_requests():
         driver.add(*create_requests(1, prompt_tokens=200, first_id=5))
         chunks = [s.output.num_scheduled_tokens.get("5") for s in driver.steps()]
         assert next(filter(None, chunks)) == 32, policy.name
+
+
+def test_table_names_tests_that_exist():
+    cells = [line.split()[3:] for line in __doc__.splitlines() if line[:1].isdigit()]
+    named = [word.strip(",") for words in cells for word in words if "_" in word or word == "ties"]
+    assert len(cells) == 19
+    assert [name for name in named if f"test_{name}" not in globals()] == []

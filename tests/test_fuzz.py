@@ -13,7 +13,9 @@ from fuzz import MODES, PROFILES, Policy, run_case, run_cases
 from fuzz_policies import POLICIES
 from handout_reference import HandoutPrefillFirst
 
-from lab3.invariants import InvariantError, same_parts
+from lab3.driver import Driver
+from lab3.engine import StubModel, create_requests, create_scheduler
+from lab3.invariants import InvariantError, identity, same_parts
 
 FUZZ_STEPS = int(os.environ.get("FUZZ_STEPS", "20000"))
 FIRST_SEED = int(os.environ.get("FUZZ_SEED", "0"))
@@ -45,6 +47,39 @@ def test_profiles_are_what_they_say():
     assert min(kinds[k] for k in ("running", "waiting", "skipped", "preempted")) > 0
     paused = sum(case.paused_steps for case in cases["pause-resume"])
     assert paused > 0 == sum(case.paused_steps for case in cases["standard"])
+
+
+@by_name
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_true_output_length_stays_unknown(policy, async_scheduling):
+    """Two runs that differ only in when the model stops make the same steps until it does."""
+    runs = []
+    for true_tokens in (12, 25):
+        scheduler = create_scheduler(
+            policy.cls,
+            settings=policy.settings,
+            num_blocks=24,
+            max_num_seqs=6,
+            async_scheduling=async_scheduling,
+        )
+        model = StubModel(true_output_tokens={str(i): true_tokens + i for i in range(10)})
+        driver = Driver(scheduler, model=model, step_time=lambda step: 0.01)
+        scheduler.clock = lambda driver=driver: driver.now_s
+        driver.add(
+            *create_requests(
+                10,
+                prompt_tokens=[40 + i for i in range(10)],
+                output_tokens=30,
+                ignore_eos=False,
+                extra_args={"predicted_length": 20},
+            )
+        )
+        runs.append(list(driver.steps()))
+    until = next(i for i, step in enumerate(runs[0]) if step.finished_ids)
+    assert until > 10
+    for short, long_ in zip(runs[0][:until], runs[1][:until], strict=True):
+        identity(short.output, long_.output)
+    assert len(runs[0]) != len(runs[1])
 
 
 @cache
