@@ -14,6 +14,8 @@
 # Raw files go to runs/task2-PROFILE/ARM-xX-rREPEAT/, table and figures to runs/task2-PROFILE/
 # (RUN_DIR= and OUT= choose other folders). Started again it makes only what is missing. A value of
 # X that vLLM refuses is passed over and stands in the table with vLLM's reason.
+
+# shellcheck disable=SC2153 # names in capitals come from the profile
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
 source scripts/rate.sh
 TASK2_REQUEST_RATE="$(resolve_rate "$TASK2_REQUEST_RATE")"

@@ -11,6 +11,8 @@
 # Raw files go to runs/task3-PROFILE/ARM-rREPEAT/, table and figures beside them in
 # runs/task3-PROFILE/ (RUN_DIR= and OUT= choose other folders). Started again it makes only what
 # is missing.
+
+# shellcheck disable=SC2153 # names in capitals come from the profile
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
 source scripts/rate.sh
 REQUEST_RATE="$(resolve_rate "$REQUEST_RATE")"
