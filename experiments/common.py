@@ -1,0 +1,165 @@
+"""What the experiments share: jobs to rows, rows kept in a CSV, capacity of an engine, arms."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lab3.results import load_run
+from lab3.sim.jobs import Job, run_jobs, simulate
+from lab3.sim.writer import write_run
+from lab3.summary import run_row
+
+OUT = Path(__file__).resolve().parent.parent / "results" / "sim"
+METRICS = (
+    "ttft_mean_ms",
+    "ttft_p50_ms",
+    "ttft_p99_ms",
+    "tpot_mean_ms",
+    "itl_p50_ms",
+    "itl_p99_ms",
+    "max_gap_p50_ms",
+    "max_gap_p99_ms",
+    "max_gap_max_ms",
+    "e2e_mean_ms",
+    "e2e_p50_ms",
+    "e2e_p99_ms",
+    "output_tokens_per_s",
+    "requests_per_s",
+    "preemptions",
+    "recompute_tax",
+    "kv_peak_share",
+    "mixed_step_share",
+    "timeout_rate",
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A scheduler under test: class, settings, and vLLM options that differ from the default."""
+
+    name: str
+    scheduler: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def job(self, base: Job) -> Job:
+        return replace(
+            base,
+            scheduler=self.scheduler and f"my_scheduler.{self.scheduler}",
+            settings=self.settings,
+            arm=self.name,
+            **self.options,
+        )
+
+
+def measure(job: Job, metrics: Sequence[str] = METRICS) -> dict[str, Any]:
+    """One row: ``metrics`` of lab3.summary over the run folder, queue depth and bounds."""
+    simulation = simulate(job)
+    with tempfile.TemporaryDirectory() as folder:
+        write_run(Path(folder, "run"), job, simulation)
+        run = load_run(Path(folder, "run"))
+    row = run_row(run)
+    found = {name: row[name] for name in metrics}
+    steps = run.steps[run.steps.in_window]
+    found["waiting_mean"] = float(steps.waiting.mean())
+    found["running_mean"] = float(steps.running.mean())
+    found["makespan_s"] = simulation.end_s
+    return found | run.info.raw["bounds"]
+
+
+def capacity(job: Job) -> float:
+    """Requests per second that vLLM's default finishes when all come at once."""
+    everything = replace(
+        job, scheduler=None, settings={}, request_rate=math.inf, predictions="none"
+    )
+    simulation = simulate(everything, record_steps=False)
+    return len(simulation.workload) / simulation.end_s
+
+
+@dataclass
+class Table:
+    """Rows of an experiment in a CSV file; rows that are there are not simulated again.
+
+    ``keys``: the columns that tell rows apart.
+    """
+
+    path: Path
+    keys: tuple[str, ...]
+
+    def read(self) -> pd.DataFrame:
+        if not self.path.exists():
+            return pd.DataFrame(columns=[*self.keys])
+        return pd.read_csv(self.path, dtype=dict.fromkeys(self.keys, str))
+
+    def fill(
+        self, wanted: Sequence[tuple[dict[str, Any], Job]], processes: int | None, limit_s: float
+    ) -> bool:
+        """Simulate what is missing, at most ``limit_s`` seconds; whether nothing is missing now."""
+        known = {tuple(row) for row in self.read()[list(self.keys)].itertuples(index=False)}
+        todo = [(key, job) for key, job in wanted if self._identity(key) not in known]
+        began_s, size = time.monotonic(), 2 * (processes or 2)
+        while todo and time.monotonic() - began_s < limit_s:
+            part, todo = todo[:size], todo[size:]
+            results = run_jobs([job for _, job in part], measure, processes=processes, quiet=True)
+            rows = [key | row for (key, _), (_, row) in zip(part, results, strict=True)]
+            self._append(rows)
+            print(f"{self.path.name}: {len(todo)} of {len(wanted)} simulations left", flush=True)
+        return not todo
+
+    def _append(self, rows: list[dict[str, Any]]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = pd.DataFrame(rows)
+        new[list(self.keys)] = new[list(self.keys)].astype(str)
+        # Before the first row is written the table has no columns that could be joined.
+        frame = pd.concat([self.read(), new]) if self.path.exists() else new
+        frame.to_csv(self.path, index=False, float_format="%.6g")
+
+    def _identity(self, key: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(str(key[name]) for name in self.keys)
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """The options that every experiment has."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--num-prompts", type=int, default=200)
+    parser.add_argument("--processes", type=int, help="side by side (default: all cores)")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="stop after so long")
+    return parser
+
+
+def write_setup(path: Path, description: dict[str, Any], base: Job) -> None:
+    """What the rows of an experiment have in common, as JSON beside the CSV."""
+    content = description | {
+        "source": "simulated",
+        "cost_model": base.cost_model().parameters(),
+        "base_job": base.as_dict(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def relative(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFrame:
+    """Each arm's mean over seeds of (its metric / the default's at the same seed) - 1.
+
+    Index: ``cell`` columns and arm; columns: mean, low, high over the seeds.
+    """
+    keys = [*cell, "seed"]
+    base = frame[frame.arm == "default"].set_index(keys)[metric].rename("base")
+    joined = frame.join(base, on=keys)
+    joined["change"] = joined[metric] / joined.base - 1
+    grouped = joined.groupby([*cell, "arm"], sort=False).change
+    return pd.DataFrame({"mean": grouped.mean(), "low": grouped.min(), "high": grouped.max()})

@@ -1,0 +1,91 @@
+"""Validation (b): a stranger's measured GPU run. python -m experiments.validate_gpu REQUESTS.jsonl
+
+Replays the arrivals and lengths of a measured run (see lab3.sim.traces.read_measured_requests) with
+the preset, nothing fitted, and compares TTFT, TPOT and E2E from the moment the engine queued each
+request. The defaults are those of LLMServingSim's published run: Llama-3.1-8B on an RTX 4090, 2,588
+KV blocks of 16, budget 2048, 256 seats, prefix caching on. Writes validation_gpu.csv into --out.
+Exit code 1 when the P50 of TTFT or E2E is off by more than 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from experiments.common import OUT
+from lab3.sim.cost_model import Roofline
+from lab3.sim.traces import read_measured_requests
+
+GOAL = 0.15
+
+
+def compare(measured: dict[str, np.ndarray], simulated: dict[str, np.ndarray]) -> pd.DataFrame:
+    """A row per metric and statistic: measured and simulated seconds, relative error."""
+    statistics = {"mean": np.mean}
+    statistics |= {f"P{q}": lambda v, q=q: np.percentile(v, q) for q in (50, 90, 99)}
+    rows = [
+        (metric, name, float(of(measured[metric])), float(of(simulated[metric])))
+        for metric in measured
+        for name, of in statistics.items()
+    ]
+    frame = pd.DataFrame(rows, columns=["metric", "statistic", "measured_s", "simulated_s"])
+    frame["error"] = frame.simulated_s / frame.measured_s - 1
+    return frame
+
+
+def latencies(ttft_s: np.ndarray, e2e_s: np.ndarray, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """TTFT, TPOT (of answers with more than one token) and E2E."""
+    several = tokens > 1
+    tpot_s = (e2e_s - ttft_s)[several] / (tokens[several] - 1)
+    return {"TTFT": ttft_s, "TPOT": tpot_s, "E2E": e2e_s}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("requests", type=Path)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--hardware", default="rtx-4090")
+    parser.add_argument("--kv-blocks", type=int, default=2588)
+    parser.add_argument("--async-scheduling", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args()
+    try:
+        found = read_measured_requests(args.requests)
+        cost = Roofline.named(args.model, args.hardware)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    from lab3.sim.lean import create_lean_scheduler
+    from lab3.sim.loop import SimulatedEngine
+
+    scheduler = create_lean_scheduler(
+        num_blocks=args.kv_blocks,
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        max_model_len=32_768,
+        enable_prefix_caching=True,
+        async_scheduling=args.async_scheduling,
+    )
+    done = SimulatedEngine(scheduler, found.workload, cost).simulate()
+    queued_s, tokens = np.array(done.queued_s), np.array(found.workload.output_tokens)
+    first_s = np.array([times[0] for times in done.token_times_s]) - queued_s
+    last_s = np.array([times[-1] for times in done.token_times_s]) - queued_s
+    table = compare(
+        latencies(found.ttft_s, found.e2e_s, tokens), latencies(first_s, last_s, tokens)
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    table.to_csv(args.out / "validation_gpu.csv", index=False, float_format="%.4g")
+    print(f"SIMULATED against measured, {cost.name}, nothing fitted")
+    print(table.to_string(index=False, formatters={"error": "{:+.1%}".format}))
+    judged = table[(table.statistic == "P50") & table.metric.isin(["TTFT", "E2E"])]
+    return int((judged.error.abs() > GOAL).any())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
