@@ -70,7 +70,7 @@ read_sources() { # uv reads none of pip's settings: give it pip's sources, certi
 }
 
 choose_installer() { # sets install=(...): uv, or pip where uv cannot be had
-    if .venv/bin/python -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"; then
+    if .venv/bin/python -m pip install -qq --disable-pip-version-check "uv==$UV_VERSION"; then
         # A pinned version may lie in any of the sources, not only in the first that has the name.
         install=(.venv/bin/uv pip install --python .venv/bin/python --quiet "${sources[@]}"
             --index-strategy unsafe-best-match)

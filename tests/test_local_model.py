@@ -50,18 +50,20 @@ def test_random_prompts_of_vllm_bench_have_the_asked_length(
 
 
 def test_the_same_seed_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
-    def made(folder: str, seed: int) -> dict[str, bytes]:
-        command = [sys.executable, "-m", "lab3.local_model", "micro", "--seed", str(seed)]
-        env = os.environ | {"PYTHONHASHSEED": folder, "OMP_NUM_THREADS": folder}
-        subprocess.run(
-            [*command, "--models-dir", str(tmp_path / folder)], check=True, cwd=REPOSITORY, env=env
-        )
-        return {p.name: p.read_bytes() for p in (tmp_path / folder / "micro").iterdir()}
+    def made(folder: Path) -> dict[str, bytes]:
+        return {p.name: p.read_bytes() for p in (folder / "micro").iterdir()}
 
-    first, second, other = made("1", 7), made("2", 7), made("3", 8)
-    assert first == second
-    assert first["model.safetensors"] != other["model.safetensors"]
-    assert first["tokenizer.json"] == other["tokenizer.json"]
+    command = [sys.executable, "-m", "lab3.local_model", "micro", "--seed", "7"]
+    env = os.environ | {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"}
+    elsewhere, here, other = tmp_path / "elsewhere", tmp_path / "here", tmp_path / "other"
+    subprocess.run(
+        [*command, "--models-dir", str(elsewhere)], check=True, cwd=REPOSITORY, env=env, timeout=240
+    )
+    local_model.build("micro", seed=7, models_dir=here)
+    local_model.build("micro", seed=8, models_dir=other)
+    assert made(elsewhere) == made(here)
+    assert made(other)["model.safetensors"] != made(here)["model.safetensors"]
+    assert made(other)["tokenizer.json"] == made(here)["tokenizer.json"]
 
 
 def test_greedy_output_differs_between_prompts(micro_model: Path) -> None:
@@ -113,12 +115,45 @@ def test_a_crash_while_saving_leaves_nothing_under_the_name(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_processes_can_make_one_model(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lab3.local_model", "micro", "--models-dir", str(tmp_path)]
-    makers = [subprocess.Popen(command, cwd=REPOSITORY) for _ in range(2)]
-    assert [maker.wait(timeout=240) for maker in makers] == [0, 0]
-    assert (tmp_path / "micro" / "model.safetensors").stat().st_size > 0
+def test_two_builders_can_meet(tmp_path: Path, monkeypatch) -> None:
+    """A second builder starts and finishes while the first one still saves."""
+    save_tokenizer = local_model._save_tokenizer
+
+    def meanwhile(folder: Path) -> None:
+        monkeypatch.setattr(local_model, "_save_tokenizer", save_tokenizer)
+        local_model.build("micro", models_dir=tmp_path)
+        save_tokenizer(folder)
+
+    monkeypatch.setattr(local_model, "_save_tokenizer", meanwhile)
+    folder = local_model.build("micro", models_dir=tmp_path)
+    whole = {p.name for p in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "lab3_model.json"} <= whole
     assert [p.name for p in tmp_path.iterdir()] == ["micro"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_name_taken_at_the_last_moment_is_used_only_if_whole(
+    tmp_path: Path, monkeypatch, whole: bool
+) -> None:
+    """The other builder's folder appears between our look and our rename."""
+    rename = Path.rename
+
+    def taken(source: Path, target: Path) -> Path:
+        if source.name == "made":
+            monkeypatch.setattr(Path, "rename", rename)
+            if whole:
+                local_model.build("micro", models_dir=tmp_path)
+            else:
+                target.mkdir()
+                (target / "stray").touch()
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", taken)
+    if whole:
+        assert (local_model.build("micro", models_dir=tmp_path) / "config.json").exists()
+    else:
+        with pytest.raises(OSError, match="not empty"):
+            local_model.build("micro", models_dir=tmp_path)
 
 
 def test_names_that_do_not_exist_are_refused_in_one_line(capsys) -> None:
