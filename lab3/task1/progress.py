@@ -32,6 +32,17 @@ class ReportingBar(tqdm):
 class LineBar(tqdm):
     """A bar for a file or a pipe: a whole line now and then, nothing drawn over."""
 
+    def __init__(self, total: int, desc: str, unit: str) -> None:
+        self._nowhere = open(os.devnull, "w")  # noqa: SIM115 - as long as the bar
+        super().__init__(
+            total=total,
+            desc=desc,
+            unit=unit,
+            file=self._nowhere,
+            leave=False,
+            mininterval=SECONDS_BETWEEN_LINES,
+        )
+
     def display(self, *_: Any, **__: Any) -> None:
         """Called by tqdm whenever it would draw."""
         if self.n:
@@ -65,13 +76,7 @@ class ProgressView:
     def _draw(self, state: dict[str, Any]) -> None:
         if self._bar is None or self._bar.desc.removesuffix(": ") != state["desc"]:
             self.close()
-            kind = tqdm if sys.stderr.isatty() else LineBar
-            self._bar = kind(
-                total=state["total"],
-                desc=state["desc"],
-                unit=state["unit"],
-                file=sys.stderr,
-                dynamic_ncols=True,
-                mininterval=0.2 if kind is tqdm else SECONDS_BETWEEN_LINES,
-            )
+            about = {key: state[key] for key in ("total", "desc", "unit")}
+            on_terminal = sys.stderr.isatty()
+            self._bar = tqdm(**about, dynamic_ncols=True) if on_terminal else LineBar(**about)
         self._bar.update(state["done"] - self._bar.n)

@@ -130,14 +130,15 @@ def more_table(rows: Mapping[str, PlanRow]) -> Table:
 def setup_line(run: Mapping[str, Any]) -> str:
     """How the numbers were taken, in one line."""
     lens, on_gpu = run["prompt_lens"], run["device"] != "cpu"
-    memory = (
-        "peak memory allocated on the device" if on_gpu else "peak resident memory, all processes"
-    )
+    memory = "peak memory allocated on the device" if on_gpu else "peak resident memory"
+    whose = "vLLM's includes its KV pool"
+    if not on_gpu:
+        whose = "vLLM's: its KV pool and three processes, whose shared libraries count three times"
     return (
         f"Prompts ({run['prompt_source']}) of {min(lens)} to {max(lens)} tokens, the same ids for "
         f"every plan; KV {run['kv_bytes_per_token']:,} bytes a token; times without loading and "
         f"warm-up; latency from handing in all prompts to the whole answer; memory: {memory} while "
-        "measuring (vLLM's includes its KV pool); prefix caching off."
+        f"measuring ({whose}); prefix caching off."
     )
 
 
