@@ -6,8 +6,8 @@ their quartiles; the row "default" is vLLM against itself and shows the noise. T
 of the thread: schedule() never waits, and other processes on the machine don't count.
 
 States: "turnover" has 256 requests running and N waiting, and in every step two of the running
-end and two of the waiting get their seats; "full" has a KV pool that is nearly full, where
-victims are chosen, and nobody comes or goes.
+end and two of the waiting get their seats; "full" has no KV blocks left, so that decodes evict
+one another and the evicted ask to come back.
 """
 
 import argparse
@@ -146,9 +146,7 @@ def _build(arm: Arm, state: str, waiting: int) -> "Driver":
         driver.step()
     pool = scheduler.kv_cache_manager.block_pool
     if state == "full":
-        # Enough for the steps that are timed, too little for a policy to be sure of that.
-        spare_blocks = PAIRS_PER_BUILD[state] * SEATS // scheduler.block_size + 64
-        pool.get_new_blocks(pool.get_num_free_blocks() - spare_blocks)
+        pool.get_new_blocks(pool.get_num_free_blocks())
     driver.add(*_requests(SEATS, waiting))
     return driver
 

