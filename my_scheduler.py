@@ -325,8 +325,10 @@ class AdaptiveChunkScheduler(LabScheduler):
         self._timer.scheduled(id(output), load, called_s)
         return output
 
-    def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any) -> Any:
-        results = super().update_from_output(scheduler_output, *args)
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any
+    ) -> Any:
+        results = super().update_from_output(scheduler_output, *args, **kwargs)
         step = self._timer.done(id(scheduler_output), self.clock(), busy=bool(self.running))
         if step and scheduler_output.total_num_scheduled_tokens:
             self._learn(*step)

@@ -12,7 +12,12 @@ from lab3.base_scheduler import LabScheduler
 from lab3.policy.admission import FuturePeak
 from lab3.policy.eviction import VictimRule, eviction_score
 from lab3.policy.ordering import aged_size
-from lab3.policy.prediction import claimed_tokens, expected_tokens, parse_prediction
+from lab3.policy.prediction import (
+    claimed_tokens,
+    expected_tokens,
+    expected_tokens_of_all,
+    parse_prediction,
+)
 from lab3.queues import KeyedQueue
 from lab3.settings import Settings, require
 
@@ -123,12 +128,18 @@ class DLAScheduler(LabScheduler):
         return True
 
     def _future_peak(self) -> FuturePeak:
+        running = self.running
+        remaining = expected_tokens_of_all(
+            [self._predicted.get(r.request_id, 0) for r in running],
+            [r.num_output_tokens for r in running],
+            [r.max_tokens for r in running],
+        )
         unfinished_prefill = sum(
-            r.num_tokens - r.num_computed_tokens for r in self.running if r.is_prefill_chunk
+            [r.num_tokens - r.num_computed_tokens for r in running if r.is_prefill_chunk]
         )
         return FuturePeak(
-            [r.num_tokens for r in self.running],
-            [self._expected(r) for r in self.running],
+            [r.num_tokens for r in running],
+            remaining,
             used_tokens=self.used_kv_tokens() + unfinished_prefill,
         )
 

@@ -1,10 +1,16 @@
 """Output lengths: what a request says, and what is made of it."""
 
 import math
+import random
 
 import pytest
 
-from lab3.policy.prediction import claimed_tokens, expected_tokens, parse_prediction
+from lab3.policy.prediction import (
+    claimed_tokens,
+    expected_tokens,
+    expected_tokens_of_all,
+    parse_prediction,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,13 @@ def test_an_outlived_prediction_is_expected_to_go_on_for_a_quarter():
     assert expected_tokens(80, 80, 1000) == 20
     assert expected_tokens(80, 401, 1000) == 101
     assert expected_tokens(0, 0, 1000) == 1
+
+
+def test_all_at_once_is_one_by_one():
+    rng = random.Random(0)
+    rows = [(rng.randint(0, 90), rng.randint(0, 120), rng.randint(1, 110)) for _ in range(500)]
+    together = expected_tokens_of_all(*zip(*rows, strict=True))
+    assert together.tolist() == [expected_tokens(*row) for row in rows]
 
 
 @pytest.mark.parametrize("tokens", [claimed_tokens, expected_tokens])

@@ -27,15 +27,20 @@ class VirtualTokens:
 
     ``count`` orders the clients: the smallest goes next. It is the weighted service plus the
     lifts, which take from a client that was away the credit it would have gathered by not asking.
-    ``served_tokens`` is the service alone, weighted.
     """
 
     def __init__(self, input_weight: float, output_weight: float) -> None:
         self._input_weight = input_weight
         self._output_weight = output_weight
         self._count: dict[str, float] = {}
+        self._lifted: dict[str, float] = {}
         self._live_requests: Counter[str] = Counter()
-        self.served_tokens: dict[str, float] = {}
+
+    @property
+    def served_tokens(self) -> dict[str, float]:
+        """Weighted service of each client that was ever served and is not forgotten."""
+        served = {name: count - self._lifted.get(name, 0) for name, count in self._count.items()}
+        return {name: service for name, service in served.items() if service > 0}
 
     def count(self, client: str) -> float:
         return self._count.get(client, 0.0)
@@ -46,13 +51,14 @@ class VirtualTokens:
 
     def lift(self, client: str, level: float) -> None:
         """``client`` has nothing waiting and comes back: it starts no lower than ``level``."""
-        self._count[client] = max(self.count(client), level)
+        lift = max(level - self.count(client), 0.0)
+        self._count[client] = self.count(client) + lift
+        self._lifted[client] = self._lifted.get(client, 0.0) + lift
 
     def charge(self, client: str, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """``client`` was served; negative numbers take a charge back."""
         service = self._input_weight * input_tokens + self._output_weight * output_tokens
-        self._count[client] = self.count(client) + service
-        self.served_tokens[client] = self.served_tokens.get(client, 0.0) + service
+        self._count[client] = self._count.get(client, 0.0) + service
 
     def leave(self, client: str, remember: bool) -> None:
         """A request of ``client`` ended; ``remember``: the client may come back under its name."""
@@ -69,7 +75,7 @@ class VirtualTokens:
 
     def _forget(self, client: str) -> None:
         self._count.pop(client, None)
-        self.served_tokens.pop(client, None)
+        self._lifted.pop(client, None)
 
 
 def jain_index(amounts: Collection[float]) -> float:
