@@ -26,9 +26,9 @@ import pytest
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import RequestStatus
 
-from lab3.dla_scheduler import DLAScheduler
 from lab3.engine import create_requests, create_scheduler
 from lab3.policy.prediction import parse_prediction
+from my_scheduler import DLAScheduler
 
 selector = pytest.importorskip("dla.selector", reason="pip install vllm-hust-dla==0.1.0")
 published = selector.DlaVictimSelector()
