@@ -2,7 +2,8 @@
 
 Victim x admission and controls, each against vLLM's default on the same requests: three kinds of
 lengths, load around capacity, KV scarce and ample, prefix caching off and on; then predictions
-with noise, bias and gaps. ``--trace`` adds the lengths of a downloaded trace. Qwen2.5-7B on an
+with noise, bias and gaps. ``--trace`` takes the
+lengths of a downloaded trace instead of azure-conv-like ones. Qwen2.5-7B on an
 A100-80G, three seeds. Writes dla.csv, dla.json and dla.png/.svg/.pdf into --out.
 """
 
@@ -75,7 +76,7 @@ def cells() -> Iterator[tuple[float, str, bool, str, tuple[str, ...]]]:
 
 
 def wanted(args: Any) -> Iterator[tuple[dict[str, Any], Job]]:
-    kinds = ["azure-conv-like", "burstgpt-like", "decode-heavy", *(["trace"] if args.trace else [])]
+    kinds = ["trace" if args.trace else "azure-conv-like", "burstgpt-like", "decode-heavy"]
     arms, capacities = {arm.name: arm for arm in ARMS}, {}
     for load, kv, caching, predictions, names in cells():
         for lengths in kinds:
