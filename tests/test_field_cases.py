@@ -242,10 +242,11 @@ def test_priority_policy_works(policy, async_scheduling):
 
 
 @pytest.mark.parametrize("aging", [20, 100])
-def test_aging_bounds_the_wait(aging):
+@pytest.mark.parametrize("name", ["SJFScheduler", "DLASRPTScheduler"])
+def test_aging_bounds_the_wait(name, aging):
     """1,000 tokens at t=0, then a 10-token prompt every 50 ms for 100 s, one seat."""
-    sjf = Policy("sjf", "my_scheduler.SJFScheduler", {"aging_tokens_per_s": aging})
-    driver = make_driver(sjf, max_num_seqs=1)
+    policy = Policy("aged", f"my_scheduler.{name}", {"aging_tokens_per_s": aging})
+    driver = make_driver(policy, max_num_seqs=1)
     long_, *_ = requests = create_requests(
         2001,
         prompt_tokens=[1000] + [10] * 2000,
