@@ -28,11 +28,13 @@ def speed_up(rows: Mapping[str, PlanRow]) -> list[str]:
     if serial and static and serial.ok and static.ok:
         batching = static.output_tokens_per_s / serial.output_tokens_per_s
         rest = vllm.output_tokens_per_s / static.output_tokens_per_s
+        gain = f"batching alone is {number(batching)} times serial"
+        if batching > 1:
+            gain += f" (one pass over the weights serves {static.batch} rows)"
         lines.append(
-            f"Of that, batching alone is {number(batching)} times (one pass over the weights "
-            f"serves {static.batch} rows); the other {number(rest)} times is vLLM against a batch "
-            f"as large: no padding ({share(static.padding_share)} of the static prompt positions) "
-            "and cheaper steps (fused kernels, no copy of the KV cache at every token)."
+            f"Of that, {gain}; the other {number(rest)} times is vLLM against the padded batch: no "
+            f"padding ({share(static.padding_share)} of the static prompt positions) and cheaper "
+            "steps (fused kernels, no copy of the KV cache at every token)."
         )
     return lines
 

@@ -31,10 +31,11 @@ def draw(
         panels.append(_draw_kv)
     if _static_eos(results):
         panels.append(_draw_idle)
-    figure, axes = new_figure(1, len(panels), 3.6 * len(panels), 3.5)
+    figure, axes = new_figure(1, len(panels), 4.0 * len(panels), 3.9)
     look = looks(list(PLANS.values()))
     for axis, panel in zip(axes[0], panels, strict=True):
         panel(axis, results, rows, run, look)
+        axis.tick_params(labelsize=8)
     footer(figure, caption)
     return save(figure, out, "task1")
 
@@ -59,16 +60,11 @@ def _draw_throughput(
             ha="center",
             fontsize=8,
         )
-    axis.set_xticks(places, [_two_lines(row.label) for row in done], fontsize=8)
+    axis.set_xticks(places, [row.label.replace(" ", "\n") for row in done], fontsize=8)
     axis.set_ylim(0, max(values) * 1.2)
-    axis.set_ylabel("throughput (output tokens/s)")
-    axis.set_title(f"Throughput (× = times {base.label})")
+    axis.set_ylabel("output tokens/s", fontsize=9)
+    axis.set_title(f"Throughput (× = times {base.label})", fontsize=10)
     axis.grid(axis="x", visible=False)
-
-
-def _two_lines(label: str) -> str:
-    first, _, rest = label.partition(" ")
-    return f"{first}\n{rest}"
 
 
 def _draw_kv(
@@ -103,12 +99,20 @@ def _draw_kv(
         axis.axhline(ceiling, color=style.colour, linestyle=style.line, linewidth=1.2)
         label = f"{row.label}, peak {number(ceiling)}"
         handles.append(Line2D([], [], color=style.colour, linestyle=style.line, label=label))
-    axis.set_ylim(0, top * 1.45)
+    axis.set_ylim(0, top * 1.08)
     axis.set_xlim(0, seconds[-1])
-    axis.set_xlabel("seconds since all prompts were handed to vLLM")
-    axis.set_ylabel("KV cache (MiB)")
-    axis.set_title("KV cache held")
-    axis.legend(handles=handles, fontsize=7, loc="upper left", ncols=2, handlelength=2.6)
+    axis.set_xlabel("seconds since vLLM got all prompts", fontsize=9)
+    axis.set_ylabel("KV cache (MiB)", fontsize=9)
+    axis.set_title("KV cache held", fontsize=10)
+    axis.legend(
+        handles=handles,
+        fontsize=7,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.2),
+        ncols=2,
+        handlelength=2.6,
+        frameon=False,
+    )
 
 
 def _draw_idle(
@@ -133,9 +137,9 @@ def _draw_idle(
     axis.set_ylim(0, len(lens) * 1.18)
     middle = first["steps"] / 2
     axis.text(middle, len(lens) * 1.03, "rows computed at every step", ha="center", fontsize=7.5)
-    axis.set_xlabel("decoding step of the static batch")
-    axis.set_ylabel("rows")
-    axis.set_title("Answers that end at eos: rows still needed\n(hatched: idle)")
+    axis.set_xlabel("decoding step of the static batch", fontsize=9)
+    axis.set_ylabel("rows", fontsize=9)
+    axis.set_title("Answers that end at eos: rows still needed\n(hatched: idle)", fontsize=10)
 
 
 def _kv_series(results: Mapping[str, Mapping[str, Any]], mode: str) -> list[list[float]]:
