@@ -12,7 +12,8 @@ from lab3.base_scheduler import LabScheduler
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "writing-a-scheduler.md"
 TEXT = PAGE.read_text()
-EXAMPLE, TEST_LINE = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)[:2]
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+(TEST_LINE,) = re.findall(r"```diff\n\+ +(.*?),\n```", TEXT, flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def example(tmp_path, monkeypatch) -> Policy:
     source = Path(my_scheduler.__file__).read_text() + "\n\n" + EXAMPLE
     (tmp_path / "their_scheduler.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield eval(TEST_LINE.strip().rstrip(",").replace("my_scheduler.", "their_scheduler."))
+    yield eval(TEST_LINE.replace("my_scheduler.", "their_scheduler."))
     sys.modules.pop("their_scheduler", None)
 
 
