@@ -33,13 +33,13 @@ sys.exit(5)
 """
 
 
-def with_marker(marker: str) -> list[psutil.Process]:
-    """Running processes whose command line holds ``marker``, this test's own excepted."""
+def with_marker(*markers: str) -> list[psutil.Process]:
+    """Running processes whose command line holds all ``markers``, this test's own excepted."""
     found = []
     for process in psutil.process_iter():
         try:
-            is_marked = any(marker in word for word in process.cmdline())
-            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
+            line = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and all(m in line for m in markers):
                 found.append(process)
         except psutil.Error:
             continue
@@ -194,12 +194,7 @@ def test_follow_parent_ends_when_the_line_to_the_shell_breaks(tmp_path: Path, vi
         inner = psutil.Process(shell.pid).children()[0]
         (inner if victim == "inner" else shell).kill()
 
-        def follower_is_gone() -> bool:
-            return not any(
-                "import follow_parent" in str(p.cmdline()) for p in with_marker(str(tmp_path))
-            )
-
-        wait_until(follower_is_gone, "its end")
+        wait_until(lambda: not with_marker(str(tmp_path), "import follow_parent"), "its end")
         assert (shell.poll() is None) == (victim == "inner")
         shell.kill()
 

@@ -141,7 +141,7 @@ def test_no_sample_at_all_is_not_found() -> None:
 async def server_of(handler) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_get("/metrics", handler)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     port = free_port()
     await web.TCPSite(runner, "127.0.0.1", port).start()
