@@ -34,6 +34,18 @@ from lab3.policy.step_time import StepLoad, StepTimeModel, StepTimer
 from lab3.queues import FairQueue, KeyedQueue
 from lab3.settings import Settings, require
 
+__all__ = [
+    "AdaptiveChunkScheduler",
+    "DLASRPTScheduler",
+    "DLAScheduler",
+    "FairShareScheduler",
+    "KVPeakScheduler",
+    "PassthroughScheduler",
+    "PureDecodeFirstScheduler",
+    "SJFScheduler",
+    "StepExclusivePrefillFirstScheduler",
+]
+
 
 class PassthroughScheduler(LabScheduler):
     """vLLM's default through our base class: the control that shows what the base itself costs."""
