@@ -67,9 +67,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def use_lab_python() -> None:
-    """Go on in .venv if this Python has no vLLM; make .venv first if it is missing."""
-    if importlib.util.find_spec("vllm"):
+def use_lab_python(report_only: bool) -> None:
+    """Go on in .venv if this Python lacks what is needed; make .venv first if it is missing."""
+    needed = ("matplotlib", "pandas", "psutil", "tqdm") if report_only else ("vllm",)
+    if all(importlib.util.find_spec(name) for name in needed):
         return
     lab_python = ROOT / ".venv" / "bin" / "python"
     if os.environ.get("LAB3_IN_VENV") or Path(sys.prefix) == lab_python.parent.parent:
@@ -86,7 +87,7 @@ def use_lab_python() -> None:
 
 def main() -> int:
     args = parse_args()
-    use_lab_python()
+    use_lab_python(args.report_only)
     from lab3.task1 import compare
 
     try:
@@ -97,6 +98,9 @@ def main() -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     print(f"\n{text}\n\nfiles: {settings.out}")
     return 0 if complete else 1
 
