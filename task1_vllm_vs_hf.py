@@ -70,17 +70,20 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def use_lab_python(report_only: bool) -> None:
     """Go on in .venv if this Python lacks what is needed; make .venv first if it is missing."""
     needed = ("matplotlib", "pandas", "psutil", "tqdm") if report_only else ("vllm",)
-    if all(importlib.util.find_spec(name) for name in needed):
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
+    if not missing:
         return
     lab_python = ROOT / ".venv" / "bin" / "python"
     if os.environ.get("LAB3_IN_VENV") or Path(sys.prefix) == lab_python.parent.parent:
-        sys.exit("error: .venv has no vLLM: run 'bash setup.sh'")
+        sys.exit(f"error: .venv has no {missing[0]}: run 'bash setup.sh'")
     if os.environ.get("LAB3_SKIP_SETUP") != "1":
-        print("this Python has no vLLM: setting up .venv", file=sys.stderr)
+        print(f"this Python has no {missing[0]}: setting up .venv", file=sys.stderr)
         if subprocess.run(["bash", str(ROOT / "setup.sh")], stdout=sys.stderr.fileno()).returncode:
             sys.exit("error: setup.sh failed, see above")
     elif not lab_python.exists():
-        sys.exit("error: this Python has no vLLM and LAB3_SKIP_SETUP is set: run 'bash setup.sh'")
+        sys.exit(
+            f"error: this Python has no {missing[0]}, LAB3_SKIP_SETUP is set: run 'bash setup.sh'"
+        )
     os.environ["LAB3_IN_VENV"] = "1"
     os.execv(lab_python, [str(lab_python), str(ROOT / Path(__file__).name), *sys.argv[1:]])
 
