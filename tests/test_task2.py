@@ -233,6 +233,7 @@ def test_goals_reach_the_recommendation(sandbox):
 
 
 @pytest.mark.live
+@pytest.mark.timeout(900)
 def test_a_small_sweep_on_a_real_server(tmp_path):
     runs, out = tmp_path / "runs", tmp_path / "results"
     done = task2(
@@ -243,22 +244,23 @@ def test_a_small_sweep_on_a_real_server(tmp_path):
         OUT=str(out),
         TASK2_BUDGETS="4 16 256",
         TASK2_REPEATS="1",
-        TASK2_NUM_PROMPTS="12",
+        TASK2_NUM_PROMPTS="60",
         TASK2_REQUEST_RATE="inf",
         NUM_WARMUPS="0",
+        DTYPE="float32",
         MAX_NUM_SEQS="8",
         INPUT_LEN="64",
-        OUTPUT_LEN="16",
+        OUTPUT_LEN="96",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 (refused)" in cells((out / "table.md").read_text(), TITLE)
     summary = pd.read_csv(out / "summary.csv")
     assert list(summary.repeats) == [1, 1]
     assert (summary.preemptions == 0).all()
-    # 8 seats of 64 to 80 tokens are 2 or 3 blocks of 32 each: at least two requests, at most eight.
-    assert summary.kv_peak_tokens.between(2 * 64, 8 * 96).all()
-    # micro: 2 layers, 1 KV head of 32, 2 bytes.
+    # 8 seats of 64 to 160 tokens, in blocks of 32; the peak is what one look a second saw.
+    assert summary.kv_peak_tokens.between(64, 8 * 160).all()
+    # micro: 2 layers, 1 KV head of 32, 4 bytes.
     assert summary.kv_peak_mib.to_numpy() == pytest.approx(
-        summary.kv_peak_tokens.to_numpy() * 2 * 2 * 1 * 32 * 2 / 2**20
+        summary.kv_peak_tokens.to_numpy() * 2 * 2 * 1 * 32 * 4 / 2**20
     )
     assert {path.name for path in out.glob("*.png")} == {"a1_latency.png", "a2_throughput.png"}

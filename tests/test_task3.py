@@ -255,6 +255,7 @@ def test_nothing_outlives_the_script(sandbox: Path, signum: signal.Signals) -> N
 
 
 @pytest.mark.live
+@pytest.mark.timeout(900)
 def test_kill_9_of_the_script_ends_a_real_server_with_its_workers(
     tmp_path: Path, micro_model: Path
 ) -> None:
