@@ -2,6 +2,7 @@
 # Sets up and runs every check: ruff, shellcheck, pytest.
 #   bash run_tests.sh                  everything, also what needs a live server
 #   bash run_tests.sh -m "not live"    any options of pytest
+#   TEST_WORKERS=0 bash run_tests.sh   one process instead of two, e.g. for --pdb
 # Exit status: 0 only if every check passed; later checks run even when an earlier one failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -22,7 +23,8 @@ mapfile -t scripts < <(git ls-files '*.sh' .ci/run 2>/dev/null || find . -name '
 step "ruff check" ruff check .
 step "ruff format" ruff format --check .
 step shellcheck shellcheck --severity=style --external-sources "${scripts[@]}"
-step pytest python -m pytest "$@"
+# Two processes: the slow tests of one kind, with real servers, leave a core to the others.
+step pytest python -m pytest --numprocesses "${TEST_WORKERS:-2}" --dist loadgroup "$@"
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}" >&2
