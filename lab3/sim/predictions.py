@@ -2,29 +2,21 @@
 
     predicted(workload, "noise:0.5,bias:1.5,missing:0.3", seed=42)
 
-A specification is "none", "oracle", or parts joined by commas, applied in this order:
-
-    noise:S      true length times a factor of N(1, S), as DLA's authors: sigma = S x L
-    bias:B       then times B
-    classes:FILE instead of the true length, the median of its class (JSON: see ClassMedians)
-    history:Q    instead of it, the quantile Q of the last outputs that had ended before arrival
-    missing:M    a share M of the requests has no prediction
+The specification is that of lab3/predictors.py, which the live predictor reads as well.
 """
 
 from __future__ import annotations
 
-import bisect
+import heapq
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from lab3.predictors import History, Specification
 from lab3.sim.workload import Workload
-
-HISTORY_WINDOW = 200
-"""So many of the last finished requests make the history quantile."""
 
 HISTORY_TOKENS_PER_S = 25.0
 """Assumed output speed of the requests that feed the history: when each of them had ended."""
@@ -77,28 +69,21 @@ class ClassMedians:
 
 def predicted(workload: Workload, specification: str, *, seed: int = 0) -> Workload:
     """``workload`` with predictions; raises ValueError for a specification with a mistake in it."""
-    specification = specification.strip() or "none"
-    if specification == "none":
+    parsed = Specification.parse(specification)
+    if parsed.is_none:
         return replace(workload, predicted_tokens=())
-    rng = np.random.default_rng([seed, 0x1E7])
-    parts = _parts(specification)
-    values = np.array(workload.output_tokens, dtype=float)
-    if "classes" in parts:
-        values = ClassMedians.read(Path(parts["classes"])).predict(workload)
-    if "history" in parts:
-        values = history_quantile(workload, _number(parts, "history", 0.0, 1.0))
-    if "noise" in parts:
-        sigma = _number(parts, "noise", 0.0, np.inf)
-        values = values * (1.0 + sigma * rng.standard_normal(len(values)))
-    if "bias" in parts:
-        values = values * _number(parts, "bias", 0.0, np.inf)
-    tokens: list[int | None] = [
-        None if np.isnan(v) else int(n) for v, n in zip(values, _whole(values), strict=True)
-    ]
-    if "missing" in parts:
-        lost = rng.random(len(tokens)) < _number(parts, "missing", 0.0, 1.0)
-        tokens = [None if gone else n for gone, n in zip(lost, tokens, strict=True)]
-    return replace(workload, predicted_tokens=tuple(tokens)).noting(f"predictions: {specification}")
+    tokens = parsed.distorted(_lengths(workload, parsed), np.random.default_rng([seed, 0x1E7]))
+    return replace(workload, predicted_tokens=tuple(tokens)).noting(f"predictions: {parsed.text}")
+
+
+def _lengths(workload: Workload, specification: Specification) -> np.ndarray:
+    if specification.constant is not None:
+        return np.full(len(workload), specification.constant)
+    if specification.classes is not None:
+        return ClassMedians.read(Path(specification.classes)).predict(workload)
+    if specification.history is not None:
+        return history_quantile(workload, specification.history)
+    return np.array(workload.output_tokens, dtype=float)
 
 
 def history_quantile(workload: Workload, quantile: float) -> np.ndarray:
@@ -107,52 +92,12 @@ def history_quantile(workload: Workload, quantile: float) -> np.ndarray:
     When a request has ended is not known before the simulation; it is taken to end
     ``output / HISTORY_TOKENS_PER_S`` seconds after its arrival.
     """
-    outputs, arrivals_s = workload.output_tokens, workload.arrival_s
-    ended = sorted(
-        (t + n / HISTORY_TOKENS_PER_S, n) for t, n in zip(arrivals_s, outputs, strict=True)
-    )
-    ends_s = [end for end, _ in ended]
-    values = np.full(len(outputs), np.nan)
-    for index, arrived_s in enumerate(arrivals_s):
-        known = bisect.bisect_right(ends_s, arrived_s)
-        window = [n for _, n in ended[max(0, known - HISTORY_WINDOW) : known]]
-        if window:
-            values[index] = np.quantile(window, quantile)
+    history, running = History(quantile), []
+    values = np.full(len(workload), np.nan)
+    rows = zip(workload.arrival_s, workload.input_tokens, workload.output_tokens, strict=True)
+    for index, (arrived_s, prompt, output) in enumerate(rows):
+        while running and running[0][0] <= arrived_s:
+            history.add(*heapq.heappop(running)[1:])
+        values[index] = history.predict(prompt)
+        heapq.heappush(running, (arrived_s + output / HISTORY_TOKENS_PER_S, prompt, output))
     return values
-
-
-def _whole(values: np.ndarray) -> np.ndarray:
-    return np.maximum(np.rint(np.nan_to_num(values, nan=1.0)), 1)
-
-
-_KNOWN: dict[str, Callable[[str], object]] = {
-    "oracle": str,
-    "noise": float,
-    "bias": float,
-    "classes": str,
-    "history": float,
-    "missing": float,
-}
-
-
-def _parts(specification: str) -> dict[str, str]:
-    parts: dict[str, str] = {}
-    for part in specification.split(","):
-        name, colon, value = part.strip().partition(":")
-        if name not in _KNOWN or bool(colon) == (name == "oracle"):
-            raise ValueError(
-                f"unknown prediction {part.strip()!r}; known: none, oracle, noise:S, bias:B, "
-                "classes:FILE, history:Q, missing:M, joined by commas"
-            )
-        parts[name] = value
-    return parts
-
-
-def _number(parts: dict[str, str], name: str, low: float, high: float) -> float:
-    try:
-        value = float(parts[name])
-    except ValueError:
-        value = np.nan
-    if not low <= value <= high:
-        raise ValueError(f"prediction {name} must be a number of {low:g} to {high:g}")
-    return value
