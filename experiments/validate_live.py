@@ -20,7 +20,7 @@ import pandas as pd
 from experiments.common import OUT, measure
 from lab3.bench_file import ResultError
 from lab3.calibrate import calibrate, report
-from lab3.commands import option
+from lab3.commands import assignments, option
 from lab3.results import load_run
 from lab3.sim.cost_model import save_cost_model
 from lab3.sim.jobs import Job
@@ -40,23 +40,32 @@ COMPARED = (
 
 
 def job_of(raw: dict[str, Any], cost_file: Path) -> Job:
-    """The simulation of a live run, from its run.json; raises ValueError for a varied load."""
+    """The simulation of a live run, from its run.json.
+
+    The requests are those of vLLM's random data set, or of the trace file that its client replayed;
+    the predictions are what the server's LAB3_PREDICTOR says. Raises ValueError for a random data
+    set with two ratios.
+    """
     serve, bench, pool = raw["serve_cmd"], raw["bench_cmd"], raw["kv_cache"]
 
     def number(words: list[str], name: str, default: float) -> float:
         text = option(words, name)
         return default if text is None else float(text)
 
+    replays = option(bench, "dataset-name") == "timed_trace"
     return Job(
         scheduler=raw["scheduler_cls"],
         settings=raw["scheduler_settings"],
         arm=raw["arm"],
+        trace=option(bench, "dataset-path") if replays else None,
         num_prompts=int(number(bench, "num-prompts", 1000)),
         input_len=int(number(bench, "random-input-len", 1024)),
         output_len=int(number(bench, "random-output-len", 128)),
         range_ratio=number(bench, "random-range-ratio", 0.0),
-        request_rate=number(bench, "request-rate", math.inf),
+        # A trace comes at its own times.
+        request_rate=math.inf if replays else number(bench, "request-rate", math.inf),
         burstiness=number(bench, "burstiness", 1.0),
+        predictions=assignments(serve).get("LAB3_PREDICTOR", "none"),
         seed=int(number(bench, "seed", 0)),
         cost_file=str(cost_file),
         kv_blocks=pool["num_blocks"],
@@ -66,6 +75,7 @@ def job_of(raw: dict[str, Any], cost_file: Path) -> Job:
         max_num_batched_tokens=int(number(serve, "max-num-batched-tokens", 2048)),
         enable_prefix_caching="--no-enable-prefix-caching" not in serve,
         async_scheduling=bool(raw["async_scheduling"]),
+        watermark=number(serve, "watermark", 0.0),
     )
 
 

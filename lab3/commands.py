@@ -5,6 +5,7 @@ else (port, scheduler class, settings, record file, load) is read back from them
 cannot claim anything that its command did not say.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,14 @@ def number(command: Sequence[str], name: str) -> int | float | None:
         return float(text)
     except ValueError:
         raise ValueError(f"--{name} must be a number, not {text!r}") from None
+
+
+def assignments(command: Sequence[str]) -> dict[str, str]:
+    """Environment variables that a command of the form ``env KEY=VALUE... PROGRAM`` sets."""
+    if not command or command[0] != "env":
+        return {}
+    pairs = itertools.takewhile(lambda word: "=" in word, command[1:])
+    return {key: value for key, _, value in (word.partition("=") for word in pairs)}
 
 
 @dataclass(frozen=True)

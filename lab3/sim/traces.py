@@ -1,6 +1,7 @@
-"""Workloads from files: CSV traces as their publishers lay them out, JSONL of measured requests.
+"""Workloads from files: traces as their publishers lay them out, JSONL of measured requests.
 
-Known columns, by name whatever their order:
+A trace is a CSV file, or JSON lines (.jsonl) with the same names as keys. Known columns, by name
+whatever their order:
 
     arrival_s, input_tokens, output_tokens          this repository's own; arrival_s may be missing
     TIMESTAMP, ContextTokens, GeneratedTokens       Azure LLM inference traces (2023, 2024)
@@ -35,7 +36,7 @@ _LAYOUTS = (
 
 
 def read_trace(path: Path, limit: int | None = None) -> Workload:
-    """The requests of a CSV trace, arrivals from 0; rows without input or output are left out.
+    """The requests of a trace, arrivals from 0; rows without input or output are left out.
 
     A file without arrival times gives requests that all come at once. ``limit``: at most so many
     requests, from the start.
@@ -43,12 +44,15 @@ def read_trace(path: Path, limit: int | None = None) -> Workload:
     Raises ValueError in one line for a missing file, unknown columns or no usable row.
     """
     path = Path(path)
+    kind = "JSONL" if path.suffix == ".jsonl" else "CSV"
     try:
-        frame = pd.read_csv(path)
+        frame = pd.read_json(path, lines=True) if kind == "JSONL" else pd.read_csv(path)
     except FileNotFoundError:
         raise ValueError(f"no trace {path}") from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} is not a CSV file: {str(error).splitlines()[0]}") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{path.name} is not a {kind} file: {str(error).splitlines()[0]}"
+        ) from None
     layout = next((k for k in _LAYOUTS if {k.input, k.output} <= set(frame.columns)), None)
     if layout is None:
         raise ValueError(
