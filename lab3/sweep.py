@@ -206,8 +206,25 @@ def request_rate(rows: pd.DataFrame) -> float:
     return rates.pop() if len(rates) == 1 else float("inf")
 
 
+def recommended_x(rows: pd.DataFrame) -> int | None:
+    """The X with the best goodput; among equals (within noise) the one with the lowest ITL P99.
+
+    None when no request met the goals, or no goals were set.
+    """
+    if "good_share" not in rows or not rows.good_share.max() > 0:
+        return None
+    best = spread(rows.loc[rows.goodput_requests_per_s.idxmax()], "goodput_requests_per_s")
+    equal = [
+        i
+        for i, row in rows.iterrows()
+        if (own := spread(row, "goodput_requests_per_s")).median == best.median
+        or (own.n > 1 and within_noise(own, best))
+    ]
+    return int(rows.x[rows.loc[equal].itl_p99_ms.fillna(np.inf).idxmin()])
+
+
 def recommendation(rows: pd.DataFrame, goals: Goals | None) -> str:
-    """The X with the best goodput under the goals; among equals (within noise) the lowest ITL P99.
+    """`recommended_x` in a sentence.
 
     Without goals, or when no X meets them for a single request, the line says so.
     """
@@ -220,14 +237,7 @@ def recommendation(rows: pd.DataFrame, goals: Goals | None) -> str:
             f"No X meets {goal_text}. The smoothest stream comes from X={smoothest.x} "
             f"(ITL P99 {smoothest.itl_p99_ms:.1f} ms): relax the goals or lower the load."
         )
-    best = spread(rows.loc[rows.goodput_requests_per_s.idxmax()], "goodput_requests_per_s")
-    equal = [
-        i
-        for i, row in rows.iterrows()
-        if (own := spread(row, "goodput_requests_per_s")).median == best.median
-        or (own.n > 1 and within_noise(own, best))
-    ]
-    chosen = rows.loc[rows.loc[equal].itl_p99_ms.fillna(np.inf).idxmin()]
+    chosen = rows[rows.x == recommended_x(rows)].iloc[0]
     listing = ", ".join(f"X={r.x} {r.good_share:.0%}" for r in rows.itertuples())
     return (
         f"For an ITL-sensitive service ({goal_text}) take X={chosen.x}: goodput "
