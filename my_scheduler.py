@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -80,7 +81,8 @@ class StepExclusivePrefillFirstScheduler(LabScheduler):
         prefilling = [r for r in self.running if r.is_prefill_chunk]
         decoding = [r for r in self.running if not r.is_prefill_chunk]
         prompt = None if prefilling else self.next_to_admit()
-        if decoding and not self._is_prefill_turn(prefilling, prompt):
+        throttled = self.throttles_prefills(*args, **kwargs)
+        if decoding and (throttled or not self._is_prefill_turn(prefilling, prompt)):
             self._prefill_steps = 0
             self.skip_this_step(prefilling)
             with self.no_admission():
@@ -138,10 +140,11 @@ class PureDecodeFirstScheduler(LabScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         prefilling = [r for r in self.running if r.is_prefill_chunk]
         decoding = [r for r in self.running if not r.is_prefill_chunk]
+        throttled = self.throttles_prefills(*args, **kwargs)
         if not any(map(self._can_decode, decoding)):
             self._filling = self.settings.fill
-        elif not self._goes_on_filling(prefilling):
-            self._filling = False
+        elif throttled or not self._goes_on_filling(prefilling):
+            self._filling &= throttled
             self.skip_this_step(prefilling)
             with self.no_admission():
                 return super().schedule(*args, **kwargs)
@@ -232,7 +235,7 @@ class FairShareScheduler(LabScheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        prefilling = sum(r.is_prefill_chunk for r in self.running)
+        prefilling = sum([r.is_prefill_chunk for r in self.running])
         most_decode_tokens = (len(self.running) - prefilling) * (1 + self.num_spec_tokens)
         if prefilling < 2 and most_decode_tokens <= self.max_num_scheduled_tokens:
             return super().schedule(*args, **kwargs)
@@ -473,20 +476,17 @@ class DLAScheduler(LabScheduler):
         return True
 
     def _future_peak(self) -> FuturePeak:
-        running = self.running
+        running, predicted = self.running, self._predicted
+        tokens = np.array([r.num_tokens for r in running])
         remaining = expected_tokens_of_all(
-            [self._predicted.get(r.request_id, 0) for r in running],
-            [r.num_output_tokens for r in running],
-            [r.max_tokens for r in running],
+            np.array([predicted.get(r.request_id, 0) for r in running]),
+            tokens - np.array([r.num_prompt_tokens for r in running]),
+            np.array([r.max_tokens for r in running]),
         )
         unfinished_prefill = sum(
             [r.num_tokens - r.num_computed_tokens for r in running if r.is_prefill_chunk]
         )
-        return FuturePeak(
-            [r.num_tokens for r in running],
-            remaining,
-            used_tokens=self.used_kv_tokens() + unfinished_prefill,
-        )
+        return FuturePeak(tokens, remaining, used_tokens=self.used_kv_tokens() + unfinished_prefill)
 
     def _expected(self, request: Request) -> int:
         predicted = self._predicted.get(request.request_id, 0)

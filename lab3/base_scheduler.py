@@ -93,6 +93,13 @@ class LabScheduler(AsyncScheduler):
             )
             self._skipping_at_step = self.current_step + 1
 
+    def throttles_prefills(self, throttle_prefills: bool = False) -> bool:
+        """Whether a ``schedule()`` with these arguments holds all prompts back.
+
+        Data-parallel engines prefill in the same steps, unless prompts have piled up.
+        """
+        return throttle_prefills and not self.prefill_capacity_bound
+
     @contextmanager
     def no_admission(self) -> Iterator[None]:
         """Within this block ``schedule()`` admits nobody from the waiting queue."""

@@ -112,13 +112,13 @@ class FairQueue(RequestQueue):
         # anew at once, ranks that grow surface too early: neither is ever overlooked.
         self._heap: list[tuple[tuple, tuple[int, str]]] = []
         self._rank: dict[tuple[int, str], tuple] = {}
-        self._last_client = ""
+        # Who left the queue last, and its count then: it may be forgotten before anybody comes.
+        self._last_client, self._last_count = "", 0.0
 
     def add_request(self, request: Request) -> None:
         client = self._client_of(request)
         if (self._priority(request), client) not in self._lanes:
-            head = self._client_of(self.peek_request()) if self else self._last_client
-            self._tokens.lift(client, self._tokens.count(head))
+            self._tokens.lift(client, self._level())
         self._join(request)
 
     def prepend_request(self, request: Request) -> None:
@@ -143,7 +143,7 @@ class FairQueue(RequestQueue):
         _, client = lane = self._lane_of.pop(request)
         if queue is not self._preempted:
             self._tokens.charge(client, input_tokens=request.num_prompt_tokens)
-            self._last_client = client
+            self._last_client, self._last_count = client, self._tokens.count(client)
             if not queue:
                 heapq.heappop(self._heap)
                 del self._lanes[lane], self._rank[lane]
@@ -189,6 +189,13 @@ class FairQueue(RequestQueue):
             self._lanes[lane] = KeyedQueue(lambda request: (request.arrival_time,))
         self._lanes[lane].add_request(request)
         self._enter(lane)
+
+    def _level(self) -> float:
+        """What a client that had nothing waiting starts with: the least count among those that
+        wait, or that of the last one that left."""
+        if (lane := self._head_lane()) is not None:
+            return self._tokens.count(lane[1])
+        return max(self._tokens.count(self._last_client), self._last_count)
 
     def _enter(self, lane: tuple[int, str]) -> None:
         rank = self._rank_now(lane)

@@ -191,6 +191,29 @@ def test_decode_first_decodes_although_prompts_keep_coming():
     assert driver.finished["0"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("StepExclusivePrefillFirstScheduler", {}),
+        ("PureDecodeFirstScheduler", {}),
+        ("PureDecodeFirstScheduler", {"fill": True}),
+    ],
+)
+def test_a_step_in_which_vllm_throttles_prefills_decodes(name, settings):
+    """Data-parallel engines hold prompts back to keep in step: no step may stay empty for that."""
+    driver = drive(name, settings, max_num_batched_tokens=64)
+    driver.add(*create_requests(4, prompt_tokens=30, output_tokens=12))
+    schedule, empty = driver.scheduler.schedule, []
+    driver.scheduler.schedule = lambda _: schedule(driver.num_steps % 4 != 0)
+    for step in driver.steps():
+        if driver.num_steps < 12 and driver.num_steps % 2 == 0:
+            driver.add(*create_requests(1, first_id=4 + driver.num_steps, prompt_tokens=30))
+        if not step.output.total_num_scheduled_tokens and driver.has_work:
+            empty.append(driver.num_steps)
+    assert empty == []
+    assert len(driver.finished) == len(driver.tokens) > 6
+
+
 # Fair share
 
 

@@ -1,6 +1,7 @@
 """The two waiting queues, alone: order, places, removal, and against a plain list."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from vllm.v1.request import Request, RequestStatus
@@ -27,8 +28,8 @@ def _fair(by_priority: bool = False) -> tuple[FairQueue, VirtualTokens]:
     return FairQueue(lambda r: r.sampling_params.extra_args["client"], tokens, by_priority), tokens
 
 
-def _of(clients: str, **knobs) -> list[Request]:
-    """One request for each letter, which is its client."""
+def _of(clients: Sequence[str], **knobs) -> list[Request]:
+    """One request for each letter (or word), which is its client."""
     extra_args = [{"client": client} for client in clients]
     return create_requests(len(clients), extra_args=extra_args, **knobs)
 
@@ -181,6 +182,32 @@ def test_after_an_empty_queue_a_client_comes_back_level_with_whoever_left_last()
     (newcomer,) = _of("z", first_id=9)
     queue.add_request(newcomer)
     assert tokens.count("z") == tokens.count("b") == 70
+
+
+def test_a_newcomer_is_level_with_the_least_served_waiting_client_not_with_a_preempted_one():
+    queue, tokens = _fair()
+    for request in _of("ab", prompt_tokens=100):
+        queue.add_request(request)
+    victim = queue.pop_request()
+    tokens.charge("a", output_tokens=900)
+    queue.prepend_request(_preempted(victim))
+    (newcomer,) = _of("z", first_id=9)
+    queue.add_request(newcomer)
+    assert tokens.count("z") == tokens.count("b") == 0
+
+
+def test_who_left_last_sets_the_level_also_when_it_is_forgotten():
+    """An unnamed request is forgotten at its end; the named clients' debts are not."""
+    queue, tokens = _fair()
+    tokens.charge("named", output_tokens=5000)
+    named, unnamed, newcomer = _of(["named", "unnamed", "new"], prompt_tokens=100)
+    for request, client in ((named, "named"), (unnamed, "unnamed")):
+        tokens.arrive(client)
+        queue.add_request(request)
+        queue.pop_request()
+    tokens.leave("unnamed", remember=False)
+    queue.add_request(newcomer)
+    assert tokens.count("new") >= tokens.count("named")
 
 
 def test_skipping_costs_nothing_and_neither_does_coming_back_after_a_preemption():

@@ -29,30 +29,38 @@ class FuturePeak:
         if used_tokens is not None and len(held):
             held *= used_tokens / held.sum()
         order = np.argsort(-remaining, kind="stable")
-        self._held = held[order]
-        self._remaining = remaining[order]
+        self._sort_in(held[order], remaining[order])
 
     def peak(self) -> float:
         """Tokens at the worst moment; 0 without requests."""
-        growth = np.arange(1, len(self._held) + 1) * self._remaining
-        return float(np.max(np.cumsum(self._held) + growth, initial=0.0))
+        return float(self._worst_before[-1])
 
     def peak_with(self, held: float, remaining: float) -> float:
         """The same with one more request in the batch."""
         at = self._place(remaining)
-        sums = np.cumsum(self._held)
-        numbers = np.arange(1, len(sums) + 1)
-        numbers[at:] += 1
-        sums[at:] += held
-        others = np.max(sums + numbers * self._remaining, initial=0.0)
-        before = sums[at - 1] if at else 0.0
-        return float(max(others, before + held + (at + 1) * remaining))
+        own_end = self._sums[at] + held + (at + 1) * remaining
+        return float(max(self._worst_before[at], own_end, self._worst_beside[at] + held))
 
     def add(self, held: float, remaining: float) -> None:
         """One more request joins the batch."""
         at = self._place(remaining)
-        self._held = np.insert(self._held, at, held)
-        self._remaining = np.insert(self._remaining, at, remaining)
+        self._sort_in(
+            np.concatenate((self._held[:at], [held], self._held[at:])),
+            np.concatenate((self._remaining[:at], [remaining], self._remaining[at:])),
+        )
 
     def _place(self, remaining: float) -> int:
         return int(np.searchsorted(-self._remaining, -remaining, side="right"))
+
+    def _sort_in(self, held: np.ndarray, remaining: np.ndarray) -> None:
+        """Takes the batch, most remaining first, and looks at all its moments once.
+
+        ``_worst_before[k]``: most tokens at an end of the first k. ``_worst_beside[k]``: the same
+        for those from k on if one request without tokens of its own goes on beside them.
+        """
+        self._held, self._remaining = held, remaining
+        self._sums = np.concatenate(([0.0], np.cumsum(held)))
+        ends = self._sums[1:] + np.arange(1, len(held) + 1) * remaining
+        self._worst_before = np.maximum.accumulate(np.concatenate(([0.0], ends)))
+        beside = np.concatenate((ends + remaining, [0.0]))
+        self._worst_beside = np.maximum.accumulate(beside[::-1])[::-1]

@@ -1,7 +1,6 @@
 """What is known about a request's output length before it ends."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,9 @@ def expected_tokens(predicted: int, generated: int, max_tokens: int) -> int:
 
 
 def expected_tokens_of_all(
-    predicted: Sequence[int], generated: Sequence[int], max_tokens: Sequence[int]
+    predicted: np.ndarray, generated: np.ndarray, max_tokens: np.ndarray
 ) -> np.ndarray:
-    """``expected_tokens`` of many requests at once, four times as fast; shape (requests,)."""
-    predicted, generated, max_tokens = np.array([predicted, generated, max_tokens])
+    """``expected_tokens`` of many requests at once; whole numbers, all of shape (requests,)."""
     overrun = np.maximum(np.ceil(OVERRUN_SHARE * generated), 1)
     expected = np.where(generated < predicted, predicted - generated, overrun)
     return np.minimum(expected, np.maximum(max_tokens - generated, 1))
