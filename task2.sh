@@ -20,6 +20,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/common.sh"
 source scripts/rate.sh
 source scripts/measure.sh
+INPUT_LEN="$TASK2_INPUT_LEN" OUTPUT_LEN="$TASK2_OUTPUT_LEN"
 TASK2_REQUEST_RATE="$(lab_rate "$TASK2_REQUEST_RATE")"
 
 SCHEDULER_CLS="${SCHEDULER_CLS:-}"

@@ -25,7 +25,7 @@ resolve_rate() { # RATE SCRIPT FOLDER VALUE...: prints RATE, in req/s
     python -m lab3.capacity "$folder/default-r1" "${rate#*:}" "${how[@]}"
 }
 
-lab_rate() { # RATE: the same for the load of Task 3
-    resolve_rate "$1" task3.sh "runs/capacity-$PROFILE" REPEATS=1 \
+lab_rate() { # RATE: the same for the lab's random requests of INPUT_LEN/OUTPUT_LEN tokens
+    resolve_rate "$1" task3.sh "runs/capacity-$PROFILE-${INPUT_LEN}x$OUTPUT_LEN" REPEATS=1 \
         NUM_PROMPTS="$CAPACITY_PROMPTS" REQUEST_RATE=inf
 }

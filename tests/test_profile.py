@@ -15,6 +15,7 @@ NUMBERS = """
     MAX_MODEL_LEN MAX_NUM_SEQS MAX_NUM_BATCHED_TOKENS PORT INPUT_LEN OUTPUT_LEN NUM_PROMPTS SEED
     NUM_WARMUPS REPEATS RUN_TIMEOUT_S START_TIMEOUT_S TASK1_NUM_PROMPTS TASK1_MIN_INPUT_LEN
     TASK1_MAX_INPUT_LEN TASK1_OUTPUT_LEN TASK2_NUM_PROMPTS TASK2_REPEATS
+    TASK2_INPUT_LEN TASK2_OUTPUT_LEN
 """
 
 
@@ -34,6 +35,7 @@ def test_every_profile_has_every_key_and_fits_itself(name: str) -> None:
     assert values.keys() >= profile.load("gpu", BARE).keys() - {"GPU_MEMORY_UTILIZATION"}
     number = {key: int(values[key]) for key in NUMBERS.split()}
     assert number["INPUT_LEN"] + number["OUTPUT_LEN"] <= number["MAX_MODEL_LEN"]
+    assert number["TASK2_INPUT_LEN"] + number["TASK2_OUTPUT_LEN"] <= number["MAX_MODEL_LEN"]
     assert number["TASK1_MAX_INPUT_LEN"] + number["TASK1_OUTPUT_LEN"] <= number["MAX_MODEL_LEN"]
     # vLLM refuses a budget below the number of seats.
     budgets = [int(x) for x in values["TASK2_BUDGETS"].split()]
@@ -51,6 +53,7 @@ def test_the_lab_profile_is_the_labs_own() -> None:
     assert values["MODEL"] == "Qwen/Qwen3-0.6B"
     assert values["TASK2_BUDGETS"] == "512 1024 2048 4096 8192"
     assert (values["REQUEST_RATE"], values["TASK2_REQUEST_RATE"]) == ("8", "16")
+    assert (values["TASK2_INPUT_LEN"], values["TASK2_OUTPUT_LEN"]) == ("1024", "256")
 
 
 def test_the_full_profile_keeps_the_labs_load() -> None:

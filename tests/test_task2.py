@@ -51,8 +51,8 @@ def environment(root: Path, **values: str) -> dict[str, str]:
         "LAB3_SKIP_SETUP": "1",
         "PORT": str(free_port()),
         "MODEL": "models/stub",
-        "INPUT_LEN": "8",
-        "OUTPUT_LEN": "4",
+        "TASK2_INPUT_LEN": "8",
+        "TASK2_OUTPUT_LEN": "4",
         "TASK2_NUM_PROMPTS": "20",
         "TASK2_REPEATS": "2",
         "MAX_NUM_SEQS": "64",
@@ -249,8 +249,8 @@ def test_a_small_sweep_on_a_real_server(tmp_path):
         NUM_WARMUPS="0",
         DTYPE="float32",
         MAX_NUM_SEQS="8",
-        INPUT_LEN="64",
-        OUTPUT_LEN="96",
+        TASK2_INPUT_LEN="64",
+        TASK2_OUTPUT_LEN="96",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 (refused)" in cells((out / "table.md").read_text(), TITLE)
