@@ -9,20 +9,23 @@ METRIC`` (change against the default) and the like for the other simulations.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.common import relative
-from lab3.report.phrases import change, compared, times
+from experiments.report import relative
+from lab3 import profile
+from lab3.report.phrases import change, compared, theory, times, trend
 from lab3.report.results import MEASURED, STRATEGIES, TASK1, TASK1_REAL, TASK2, Results, point
 from lab3.summary import Spread, spread
-from lab3.sweep import recommended_x, request_rate, saturation_x
+from lab3.sweep import latency_trends, recommended_x, request_rate, saturation_x
 from lab3.task1.job import EOS, FIXED
 from lab3.text_table import count, number, share
 
 MIB = 2**20
+LATENCIES = ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms")
 SIMULATED_METRICS = (
     "ttft_p50_ms",
     "ttft_p99_ms",
@@ -47,7 +50,15 @@ def collect(results: Results) -> dict[str, str]:
     for name in MEASURED:
         found |= dict(provenance(results, name))
     found |= dict(sweep(results))
+    found |= dict(profiles())
     return found | dict(simulations(results))
+
+
+def profiles() -> Iterator[tuple[str, str]]:
+    """The values of the profiles that the measurements ran under."""
+    for name in ("cpu", "gpu"):
+        values = profile.load(name, {"PATH": os.environ["PATH"]})
+        yield from ((f"profile.{name}.{key}", value) for key, value in values.items())
 
 
 def written(metric: str, value: float) -> str:
@@ -139,8 +150,17 @@ def sweep(results: Results) -> Iterator[tuple[str, str]]:
     yield f"{TASK2}.saturation", count(saturation_x(rows))
     yield f"{TASK2}.rate", number(request_rate(rows))
     yield f"{TASK2}.repeats", count(rows.repeats.min())
-    for metric in ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms"):
+    for metric in LATENCIES:
         yield f"{TASK2}.lowest.{metric}", count(rows.x[rows[metric].idxmin()])
+    trends = dict(zip(LATENCIES, latency_trends(rows), strict=True))
+    for metric, found in trends.items():
+        yield f"{TASK2}.trend.{metric}", trend(found)
+    for name, expected in (("ttft", "falls"), ("itl", "rises")):
+        own = [found for metric, found in trends.items() if metric.startswith(name)]
+        yield f"{TASK2}.theory.{name}", theory(own, expected)
+    best = rows.output_tokens_per_s.max()
+    yield f"{TASK2}.best_tokens_per_s", number(best)
+    yield f"{TASK2}.throughput_gain", f"{best / rows.output_tokens_per_s.iloc[0]:.2f}"
     chosen = recommended_x(rows)
     yield f"{TASK2}.recommended", "–" if chosen is None else count(chosen)
 
@@ -149,9 +169,9 @@ def simulations(results: Results) -> Iterator[tuple[str, str]]:
     """Changes against the default, means over the seeds; errors of the validation."""
     tasks = results.simulated("tasks")
     strategies_only = tasks[tasks.budget == "2048"]
-    yield from _changes("sim-tasks", strategies_only, ("engine", "lengths", "load"))
+    yield from _changes("sim-tasks", strategies_only, ("engine", "lengths", "point"))
     sweep_rows = tasks[(tasks.arm == "default") & (tasks.lengths == "fixed")]
-    for key, group in sweep_rows.groupby(["engine", "load", "budget"], sort=False):
+    for key, group in sweep_rows.groupby(["engine", "point", "budget"], sort=False):
         for metric in SIMULATED_METRICS:
             yield f"sim-budget.{'.'.join(key)}.{metric}", written(metric, group[metric].mean())
     yield from _changes(

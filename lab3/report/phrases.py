@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from lab3.summary import Spread, within_noise
+from lab3.sweep import Trend
 from lab3.text_table import number
 
 HIGHER_IS_BETTER = ("tokens_per_s", "requests_per_s", "good_share")
@@ -49,3 +51,29 @@ def change(value: float) -> str:
         return "–"
     percent = round(100 * value)
     return f"{percent:+d}%".replace("-", "−") if percent else "0%"
+
+
+_TRENDS = {
+    "falls": "降低",
+    "rises": "升高",
+    "flat": "基本不变",
+    "noise": "变化在噪声以内",
+    "unknown": "无数据",
+}
+
+
+def trend(found: Trend) -> str:
+    """How a latency changes over the sweep: "降低，250 → 31.0 ms（0.12 倍）"."""
+    first, last = number(found.first.median), number(found.last.median)
+    return f"{_TRENDS[found.direction]}，{first} → {last} ms（{found.ratio:.2f} 倍）"
+
+
+def theory(trends: Sequence[Trend], expected: str) -> str:
+    """Whether all of the trends go as expected ("falls" or "rises"), in one word or two."""
+    held = [t.name.split()[-1] for t in trends if t.direction == expected]
+    if len(held) == len(trends):
+        return "成立"
+    if held:
+        return f"只在 {'、'.join(held)} 上成立"
+    against = {"falls": "rises", "rises": "falls"}[expected]
+    return "不成立" if any(t.direction == against for t in trends) else "没有显示出来"

@@ -24,8 +24,10 @@ TABLES = (
         for name in (TASK2, *STRATEGIES)
         for file in ("summary.csv", "runs.csv", "table.md")
     ),
+    f"{DLA}/simulated.csv",
     *(f"sim/{name}" for name in ("tasks.csv", "dla.csv", "map.csv", "validation_gpu.csv")),
 )
+SIMULATED_KEYS = ("engine", "lengths", "point", "load", "budget", "kv", "caching", "predictions")
 FIGURES = {
     "task1": f"{TASK1_REAL}/task1.png",
     "A1": f"{TASK2}/a1_latency.png",
@@ -50,6 +52,7 @@ class Results:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._strategies: dict[str, pd.DataFrame] = {}
         missing = [name for name in (*TABLES, *FIGURES.values()) if not (root / name).is_file()]
         if missing:
             raise ReportError(f"missing in {root.name}/: {', '.join(missing)}")
@@ -61,10 +64,12 @@ class Results:
 
     def strategies(self, name: str) -> pd.DataFrame:
         """Rows of a comparison, by arm; one load an arm."""
-        rows = pd.read_csv(self.root / name / "summary.csv")
-        if rows.arm.duplicated().any():
-            raise ReportError(f"{name}/summary.csv has an arm at several loads: tell them apart")
-        return rows.set_index("arm", drop=False)
+        if name not in self._strategies:
+            rows = pd.read_csv(self.root / name / "summary.csv")
+            if rows.arm.duplicated().any():
+                raise ReportError(f"{name}/summary.csv has an arm at several loads")
+            self._strategies[name] = rows.set_index("arm", drop=False)
+        return self._strategies[name]
 
     @cached_property
     def sweep(self) -> pd.DataFrame:
@@ -83,8 +88,8 @@ class Results:
 
     def simulated(self, name: str) -> pd.DataFrame:
         """Rows of one of the simulator's experiments; what tells rows apart stays text."""
-        keys = dict.fromkeys(("engine", "lengths", "load", "budget", "kv", "caching"), str)
-        return pd.read_csv(self.root / "sim" / f"{name}.csv", dtype=keys | {"predictions": str})
+        keys = dict.fromkeys(SIMULATED_KEYS, str)
+        return pd.read_csv(self.root / "sim" / f"{name}.csv", dtype=keys)
 
     def provenance(self, name: str) -> list[str]:
         """Machine, version, model, profile, load, commit and day of a result, from its table.md."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
-from experiments.common import relative
 from lab3 import table
-from lab3.report.phrases import change
+from lab3.report import simulated
+from lab3.report.labels import DLA_LABELS, LABELS
 from lab3.report.results import (
     MEASURED,
     STRATEGIES,
@@ -23,17 +23,6 @@ from lab3.task1.job import FIXED
 from lab3.text_table import NOTHING, Cell, Table, number, share
 
 MIB = 2**20
-LABELS = {
-    "default": "vLLM V1 默认",
-    "passthrough": "Passthrough（对照）",
-    "prefill_first": "A: Prefill-First",
-    "sjf": "B1: SJF",
-    "decode_first": "B: Pure Decode-First",
-    "fair_share": "B2: Fair-Share",
-    "adaptive": "B3: Adaptive Chunk",
-    "dla": "DLA",
-    "dla_srpt": "DLA-SRPT",
-}
 PLANS = {
     "hf-serial": "transformers 串行",
     "hf-static": "transformers 静态 batching",
@@ -74,17 +63,7 @@ def collect(results: Results) -> dict[str, dict[str, Any]]:
         found[name] = (strategies(results, name, table.MAIN), source, "measured")
         found[f"{name}-more"] = (strategies(results, name, MORE), source, "measured")
         found[f"{name}-ratio"] = (ratios(results, name), source, "measured")
-    found["sim-tasks"] = (sim_tasks(results.simulated("tasks")), "sim/tasks.csv", "simulated")
-    found["sim-budget"] = (sim_budget(results.simulated("tasks")), "sim/tasks.csv", "simulated")
-    dla = results.simulated("dla")
-    found["sim-dla"] = (sim_dla(dla), "sim/dla.csv", "simulated")
-    found["sim-predictions"] = (sim_predictions(dla), "sim/dla.csv", "simulated")
-    found["sim-map"] = (sim_map(results.simulated("map")), "sim/map.csv", "simulated")
-    found["validation"] = (
-        validation(results.simulated("validation_gpu")),
-        "sim/validation_gpu.csv",
-        "both",
-    )
+    found |= simulated.collect(results)
     return {name: as_json(*entry) for name, entry in found.items()}
 
 
@@ -190,7 +169,8 @@ def strategies(results: Results, name: str, columns: Sequence[table.Column]) -> 
 
 def labels(rows: pd.DataFrame) -> list[str]:
     """Chinese names of arms; an arm of other tasks keeps its own label."""
-    return [LABELS.get(row.arm, row.label) for row in rows.itertuples()]
+    known = DLA_LABELS if (rows.task == "dla").all() else LABELS
+    return [known.get(row.arm, row.label) for row in rows.itertuples()]
 
 
 def ratios(results: Results, name: str) -> Table:
@@ -200,141 +180,3 @@ def ratios(results: Results, name: str) -> Table:
     if made is None:
         return Table(name, (("策略", ""),), ())
     return dataclasses.replace(made, headers=(("策略", ""), *made.headers[1:]))
-
-
-SHOWN_SIM = (
-    ("ttft_p50_ms", "TTFT P50"),
-    ("itl_p99_ms", "ITL P99"),
-    ("max_gap_p99_ms", "最长停顿 P99"),
-    ("e2e_mean_ms", "E2E 均值"),
-    ("output_tokens_per_s", "吞吐"),
-)
-
-
-def sim_tasks(frame: pd.DataFrame) -> Table:
-    """Strategies against the default at capacity (load 1), both engines, both kinds of lengths."""
-    frame = frame[(frame.budget == "2048") & (frame.load == "1.0")]
-    cell = ("engine", "lengths")
-    found = {metric: relative(frame, cell, metric) for metric, _ in SHOWN_SIM}
-    rows = [
-        (
-            Cell(key[0].split(" on ")[0]),
-            Cell({"fixed": "定长", "varied": "变长"}[key[1]]),
-            Cell(key[2]),
-            *(_changed(found[metric].loc[key]) for metric, _ in SHOWN_SIM),
-        )
-        for key in found["ttft_p50_ms"].index
-        if key[2] != "default"
-    ]
-    headers = (("模型", ""), ("长度", ""), ("策略", ""), *((name, "") for _, name in SHOWN_SIM))
-    return Table("sim-tasks", headers, tuple(rows))
-
-
-def sim_budget(frame: pd.DataFrame) -> Table:
-    """Task 2 at capacity on the simulated engines: mean over the seeds."""
-    frame = frame[(frame.arm == "default") & (frame.lengths == "fixed") & (frame.load == "1.0")]
-    metrics: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
-        ("ttft_p50_ms", "TTFT P50", "ms", number),
-        ("ttft_p99_ms", "TTFT P99", "ms", number),
-        ("itl_p50_ms", "ITL P50", "ms", number),
-        ("itl_p99_ms", "ITL P99", "ms", number),
-        ("output_tokens_per_s", "吞吐", "tokens/s", number),
-    )
-    frame = frame.assign(x=frame.budget.astype(int))
-    means = frame.groupby(["engine", "x"])[[m[0] for m in metrics]].mean()
-    rows = [
-        (
-            Cell(engine.split(" on ")[0]),
-            Cell(f"{x:,}"),
-            *(Cell(write(row[name])) for name, _, _, write in metrics),
-        )
-        for (engine, x), row in means.iterrows()
-    ]
-    headers = (("模型", ""), ("X", ""), *((name, unit) for _, name, unit, _ in metrics))
-    return Table("sim-budget", headers, tuple(rows))
-
-
-def sim_dla(frame: pd.DataFrame) -> Table:
-    """Mean JCT of every arm, load 1, scarce KV, oracle: a column per lengths and prefix caching."""
-    base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.predictions == "oracle")]
-    kinds = list(dict.fromkeys(base.lengths))
-    columns = [(kind, caching) for kind in kinds for caching in ("False", "True")]
-    found = relative(base, ("lengths", "caching"), "e2e_mean_ms")
-    arms = [arm for arm in dict.fromkeys(base.arm) if arm != "default"]
-    rows = [
-        (Cell(arm), *(_cell_of(found, (kind, caching, arm)) for kind, caching in columns))
-        for arm in arms
-    ]
-    heads = ((kind, f"缓存{'开' if caching == 'True' else '关'}") for kind, caching in columns)
-    return Table("sim-dla", (("策略", ""), *heads), tuple(rows))
-
-
-def sim_predictions(frame: pd.DataFrame) -> Table:
-    """Mean JCT under wrong predictions, load 1, scarce KV, caching off: a row per lengths, arm."""
-    base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.caching == "False")]
-    kinds = list(dict.fromkeys(base.predictions))
-    found = relative(base, ("lengths", "predictions"), "e2e_mean_ms")
-    wrong = base[base.predictions != "oracle"]
-    arms = [arm for arm in dict.fromkeys(wrong.arm) if arm != "default"]
-    rows = [
-        (Cell(lengths), Cell(arm), *(_cell_of(found, (lengths, kind, arm)) for kind in kinds))
-        for lengths in dict.fromkeys(base.lengths)
-        for arm in arms
-    ]
-    headers = (("长度", ""), ("策略", ""), *((kind, "") for kind in kinds))
-    return Table("sim-predictions", headers, tuple(rows))
-
-
-def sim_map(frame: pd.DataFrame) -> Table:
-    """Which policy wins where."""
-    headers = (
-        ("长度", ""),
-        ("KV", ""),
-        ("负载", ""),
-        ("默认的等待队列", "请求"),
-        ("KV 峰值", ""),
-        ("JCT 均值最低", ""),
-        ("最长停顿最小", ""),
-    )
-    rows = [
-        (
-            Cell(row.lengths),
-            Cell({"scarce": "紧张", "ample": "充足"}[row.kv]),
-            Cell(str(row.load)),
-            Cell(number(row.waiting_mean)),
-            Cell(share(row.kv_peak_share)),
-            *(Cell(_winner(row, metric)) for metric in ("e2e_mean_ms", "max_gap_p99_ms")),
-        )
-        for _, row in frame.iterrows()
-    ]
-    return Table("sim-map", headers, tuple(rows))
-
-
-def _winner(row: pd.Series, metric: str) -> str:
-    name = row[f"best_{metric}"]
-    return "无" if name == "no clear winner" else f"{name} {change(row[f'change_{metric}'])}"
-
-
-def validation(frame: pd.DataFrame) -> Table:
-    """Measured and simulated values side by side, with the error."""
-    headers = (("指标", ""), ("统计量", ""), ("实测", "s"), ("模拟", "s"), ("误差", ""))
-    rows = [
-        (
-            Cell(row.metric),
-            Cell({"mean": "均值"}.get(row.statistic, row.statistic)),
-            Cell(f"{row.measured_s:.3g}"),
-            Cell(f"{row.simulated_s:.3g}"),
-            Cell(f"{100 * row.error:+.1f}%".replace("-", "−")),
-        )
-        for row in frame.itertuples()
-    ]
-    return Table("validation", headers, tuple(rows))
-
-
-def _cell_of(found: pd.DataFrame, key: tuple[str, ...]) -> Cell:
-    return _changed(found.loc[key]) if key in found.index else Cell(NOTHING)
-
-
-def _changed(row: pd.Series) -> Cell:
-    mean, low, high = change(row["mean"]), change(row.low), change(row.high)
-    return Cell(mean, "" if low == high == mean else f"{low}…{high}")

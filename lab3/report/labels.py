@@ -1,0 +1,19 @@
+"""What arms are called in the report."""
+
+LABELS = {
+    "default": "vLLM V1 默认",
+    "passthrough": "Passthrough（对照）",
+    "prefill_first": "A: Prefill-First",
+    "sjf": "B1: SJF",
+    "decode_first": "B: Pure Decode-First",
+    "fair_share": "B2: Fair-Share",
+    "adaptive": "B3: Adaptive Chunk",
+    "dla": "DLA",
+    "dla_srpt": "DLA-SRPT",
+}
+DLA_LABELS = LABELS | {
+    "dla_victim": "DLA：只改 victim",
+    "dla": "DLA：victim + 预留",
+    "future_peak": "DLA：未来峰值准入",
+    "watermark": "watermark 0.03（无预测）",
+}
