@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from lab3.commands import assignments
 from lab3.metrics import TINY_GAP_MS
 from lab3.results import RunInfo
 
@@ -52,6 +53,26 @@ def fidelity_lines(summary: pd.DataFrame) -> list[str]:
             "some chunks of the stream carried several tokens."
         )
     return lines
+
+
+def kv_line(infos: Sequence[RunInfo]) -> str:
+    """KV pool, prefix caching and predictions of these runs, in one line."""
+    pools = [i.raw.get("kv_cache") or {} for i in infos]
+    known = [p for p in pools if p.get("num_blocks") and p.get("block_size")]
+    commands = [i.raw.get("serve_cmd") or [] for i in infos]
+    off = {"--no-enable-prefix-caching" in words for words in commands}
+    told = (assignments(words).get("LAB3_PREDICTOR") for words in commands)
+    return (
+        "KV pool of "
+        + _joined(
+            # One block is vLLM's own.
+            f"{p['num_blocks']} blocks of {p['block_size']} = "
+            f"{(p['num_blocks'] - 1) * p['block_size']:,} tokens"
+            for p in known
+        )
+        + f"; prefix caching {' / '.join('off' if o else 'on' for o in sorted(off))}"
+        + f"; predictions {_joined(told, nothing='none')}."
+    )
 
 
 def _source(infos: Sequence[RunInfo]) -> str:

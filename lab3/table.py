@@ -20,7 +20,7 @@ import pandas as pd
 
 from lab3 import sweep
 from lab3.bench_file import ResultError
-from lab3.captions import fidelity_lines, provenance_line
+from lab3.captions import fidelity_lines, kv_line, provenance_line
 from lab3.results import FailedRun, Run, RunInfo, check_against_vllm, load_runs
 from lab3.summary import (
     Goals,
@@ -95,6 +95,23 @@ COMPARED = tuple(
         ("throughput", "output_tokens_per_s"),
     )
 )
+DLA = (
+    Column("JCT mean", "ms", "e2e_mean_ms", number),
+    Column("JCT P50", "ms", "e2e_p50_ms", number),
+    Column("JCT P99", "ms", "e2e_p99_ms", number),
+    *MAIN[:2],
+    MAIN[6],
+    Column("preempted", "times", "preemptions", count),
+    Column("recompute tax", "share", "recompute_tax", share),
+    Column("max gap P99", "ms", "max_gap_p99_ms", number),
+    Column("max gap", "ms, worst", "max_gap_max_ms", number),
+)
+DLA_DETAILS = (
+    *MAIN[2:6],
+    *(c for c in DETAILS if c.metric in ("tpot_mean_ms", "step_p50_ms", "tiny_gap_share")),
+    MAIN[7],
+)
+DLA_COMPARED = tuple(Column(c.header, "ratio", c.metric, number) for c in DLA[:-1])
 SWEEP = (
     *MAIN[:7],
     Column("peak KV", "tokens", "kv_peak_tokens", found(count)),
@@ -163,10 +180,14 @@ def tables(
             metric_table("Task 2, more", "X", rows, labels, details),
         ]
     labels = _labels(summary, _arm_names(summary))
+    is_dla = task == "dla"
+    columns, details, compared = (
+        (DLA, DLA_DETAILS, DLA_COMPARED) if is_dla else (MAIN, DETAILS, COMPARED)
+    )
     found = [
-        metric_table(f"{_title(task)}: strategies", "strategy", summary, labels, MAIN, without),
-        metric_table(f"{_title(task)}, more", "strategy", summary, labels, DETAILS),
-        ratio_table(summary, labels, baseline, COMPARED),
+        metric_table(f"{_title(task)}: strategies", "strategy", summary, labels, columns, without),
+        metric_table(f"{_title(task)}, more", "strategy", summary, labels, details),
+        ratio_table(summary, labels, baseline, compared),
     ]
     return [table for table in found if table is not None]
 
@@ -234,6 +255,7 @@ def report(
     has_ratios = any(t.title.startswith("Ratio") for t in made)
     below = [legend(summary, has_ratios, task == "task2")]
     below += [provenance_line([run.info for run in runs]) + "."]
+    below += [kv_line([run.info for run in runs])] if task == "dla" else []
     below += fidelity_lines(summary)
     below += refusal_lines(failed)
     below += [f"Note, {r.info.folder.name}: {note}." for r in runs for note in r.notes]
@@ -347,7 +369,9 @@ def _without_numbers(runs: Sequence[Run], failed: Sequence[FailedRun], task: str
 
 
 def _title(task: str) -> str:
-    return f"Task {task[4:]}" if task.startswith("task") and task[4:].isdigit() else task
+    if task.startswith("task") and task[4:].isdigit():
+        return f"Task {task[4:]}"
+    return "DLA" if task == "dla" else task
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab3.commands import BenchCommand, ServeCommand, number, option, point
+from lab3.commands import BenchCommand, ServeCommand, assignments, number, option, point
 
 SERVE = [
     *("vllm", "serve", "models/tiny", "--port", "8123", "--max-num-batched-tokens", "512"),
@@ -104,3 +104,13 @@ def test_result_file_does_not_count_as_another_measurement() -> None:
     bench = BenchCommand.read(BENCH)
     saved = BenchCommand.read(bench.saving_to(Path("/a"), "b.json"))
     assert saved.comparable() == bench.comparable()
+
+
+def test_variables_set_before_a_command_are_read_and_count_as_part_of_it() -> None:
+    words = ["env", "LAB3_PREDICTOR=noise:0.5,bias:2", "X=", *SERVE]
+    assert assignments(words) == {"LAB3_PREDICTOR": "noise:0.5,bias:2", "X": ""}
+    assert assignments(SERVE) == assignments([]) == {}
+    assert assignments(["env", "vllm", "A=B"]) == {}
+    other = ["env", "LAB3_PREDICTOR=oracle", "X=", *SERVE]
+    assert ServeCommand.read(words).comparable() != ServeCommand.read(other).comparable()
+    assert ServeCommand.read(words).port == 8123

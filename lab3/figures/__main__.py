@@ -1,7 +1,7 @@
 """Command line: python -m lab3.figures RUNS_DIR --out DIR --task task3
 
-task2 draws A1 and A2, any other task 3A and 3B. Exit code 1 when a run had to be left out, 2 when
-there is nothing to draw.
+task2 draws A1 and A2, dla its own figure and 3B, any other task 3A and 3B. Exit code 1 when a run
+had to be left out, 2 when there is nothing to draw.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from lab3.bench_file import ResultError
-from lab3.figures import cdf, composition
+from lab3.figures import cdf, composition, dla
 from lab3.figures import sweep as sweep_figures
 from lab3.figures.style import save
 from lab3.results import Run, load_runs
@@ -49,6 +51,16 @@ def draw_strategies(runs: Sequence[Run], out: Path, seconds: float | None) -> li
     return paths
 
 
+def draw_dla(runs: Sequence[Run], out: Path, seconds: float | None) -> list[Path]:
+    """JCT and preemptions, with what the simulator says where `out` has its simulated.csv; 3B."""
+    table = out / dla.SIMULATED_FILE
+    simulated = pd.read_csv(table) if table.exists() else None
+    paths = save(dla.dla_figure(runs, simulated), out, "dla_jct")
+    if any(run.steps is not None for run in runs):
+        paths += save(composition.composition_figure(runs, seconds), out, "dla_steps")
+    return paths
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Draws what the task has figures for; returns the exit code."""
     args = _parser().parse_args(argv)
@@ -64,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs.sort(key=arm_order)
         if args.task == "task2":
             paths = draw_sweep(runs, args.out)
+        elif args.task == "dla":
+            paths = draw_dla(runs, args.out, args.seconds)
         else:
             paths = draw_strategies(runs, args.out, args.seconds)
     except ResultError as error:
