@@ -9,6 +9,8 @@
 #   CACHING=on bash dla.sh               prefix caching on (vLLM's default; off here)
 #   bash dla.sh --trace FILE             requests of a trace (lab3/trace.py) instead of random ones;
 #                                        TRACE_TIMES=own keeps its times whatever they load
+#   LIARS=0.2 bash dla.sh                that share of the requests comes from clients that claim 1
+#                                        token; table and figure are of the others
 #   DLA_KV_BLOCKS=120 bash dla.sh        any value of profiles/*.env
 #   DLA_SETTINGS='{"victim": "least_computed"}'  settings of one arm: <ARM>_SETTINGS
 #   SERVE_ARGS="--enforce-eager" BENCH_ARGS="--burstiness 0.5"   more options for vLLM
@@ -32,6 +34,9 @@ done
 [[ -z "$TRACE" || -f "$TRACE" ]] || die "no trace '$TRACE'"
 CACHING="${CACHING:-off}"
 [[ "$CACHING" =~ ^(on|off)$ ]] || die "CACHING must be on or off, not '$CACHING'"
+LIARS="${LIARS:-0}"
+[[ "$LIARS" =~ ^0(\.[0-9]+)?$ ]] || die "LIARS must be a share below 1, like 0.2, not '$LIARS'"
+[[ "$LIARS" == 0 || -z "$TRACE" ]] || die "LIARS goes with random requests, not with a trace"
 read -ra predictions <<<"${PREDICTIONS:-oracle}"
 ((${#predictions[@]})) || die "PREDICTIONS is empty: give it some, like \"oracle noise:0.5\""
 for prediction in "${predictions[@]}"; do
@@ -40,7 +45,7 @@ done
 
 DLA_REQUEST_RATE="$(resolve_rate "$DLA_REQUEST_RATE" dla.sh \
     "runs/capacity-dla-$PROFILE${TRACE:+-trace}" DLA_REPEATS=1 TRACE="$TRACE" TRACE_TIMES=scaled \
-    DLA_NUM_PROMPTS="$DLA_CAPACITY_PROMPTS" DLA_REQUEST_RATE=inf PREDICTIONS=oracle CACHING=off)"
+    DLA_NUM_PROMPTS="$DLA_CAPACITY_PROMPTS" DLA_REQUEST_RATE=inf PREDICTIONS=oracle CACHING=off LIARS=0)"
 INPUT_LEN="$DLA_INPUT_LEN" OUTPUT_LEN="$DLA_OUTPUT_LEN" RANGE_RATIO="$DLA_RANGE_RATIO"
 NUM_PROMPTS="$DLA_NUM_PROMPTS" REQUEST_RATE="$DLA_REQUEST_RATE" REPEATS="$DLA_REPEATS"
 MAX_MODEL_LEN="$DLA_MAX_MODEL_LEN" TIMEOUT_S="$DLA_TIMEOUT_S" ROUNDS="${ROUNDS:-$DLA_REPEATS}"
@@ -48,6 +53,7 @@ source scripts/measure.sh
 
 task=dla
 variant="$([[ "$CACHING" == off ]] || echo -caching)${TRACE:+-trace}"
+[[ "$LIARS" == 0 ]] || variant+=-liars
 RUN_DIR="$(realpath -m "${RUN_DIR:-runs/dla-$PROFILE$variant}")"
 OUT="${OUT:-$RUN_DIR}"
 read -ra arms <<<"${ARMS:-default passthrough dla_victim dla future_peak dla_srpt watermark sjf}"
@@ -78,6 +84,18 @@ name_of() { # ARM PREDICTION: the arm's name in folders and tables
     [[ "$2" == oracle || "$predicts" == 0 ]] && echo "$1" || echo "$1-$2"
 }
 
+split_off_liars() { # sets liars, their number and rate; the honest ones keep the rest of both
+    liars=()
+    [[ "$LIARS" != 0 ]] || return 0
+    local count rate
+    read -r count rate NUM_PROMPTS REQUEST_RATE < <(
+        awk -v n="$NUM_PROMPTS" -v r="$REQUEST_RATE" -v s="$LIARS" \
+            'BEGIN { k = int(n * s + 0.5); print k, r * s, n - k, r * (1 - s) }'
+    )
+    ((count)) || die "LIARS=$LIARS of $NUM_PROMPTS requests is none"
+    liars=(bash scripts/with_liars.sh "$count" "$rate")
+}
+
 choose_data() { # sets dataset, and with a trace also NUM_PROMPTS
     if [[ -z "$TRACE" ]]; then
         random_data
@@ -102,6 +120,7 @@ measure() { # ARM@PREDICTION REPEAT...
     describe "$arm"
     name="$(name_of "$arm" "$prediction")"
     [[ "$name" == "$arm" ]] || label+=" ($prediction)"
+    [[ "$LIARS" == 0 ]] || label+=", $LIARS lie"
     local folder="${name//[:,]/-}"
     scheduler_options "$class" "$folder" "$settings"
     # The predictor stands in front of every arm, so that its cost tells none of them apart.
@@ -111,9 +130,11 @@ measure() { # ARM@PREDICTION REPEAT...
     bench_command "$NUM_PROMPTS" "$REQUEST_RATE"
     # vLLM makes a trace's prompts from hash(), which differs from process to process otherwise.
     [[ -z "$TRACE" ]] || bench=(env PYTHONHASHSEED=0 "${bench[@]}")
+    bench=("${liars[@]}" "${bench[@]}")
     run_arm "${@:2}" -- --arm "$name" --label "$label" --name "$folder"
 }
 
+split_off_liars
 choose_data
 things=() names=()
 for arm in "${arms[@]}"; do
@@ -127,7 +148,8 @@ done
 
 in_rounds "$REPEATS" "${things[@]}"
 tabulate --arms "${names[@]}" --repeats "$REPEATS"
-if [[ " ${names[*]} " == *" passthrough "* ]]; then
+# The simulator knows one client only.
+if [[ " ${names[*]} " == *" passthrough "* && "$LIARS" == 0 ]]; then
     python -m experiments.dla_live "$RUN_DIR" --out "$OUT" || failed=1
 fi
 draw

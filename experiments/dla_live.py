@@ -3,8 +3,9 @@
 Fits the step-time model on the recorded steps of the Passthrough runs and simulates every other
 arm with it: its requests, scheduler, settings, KV pool, predictions and vLLM options, as its
 run.json has them. Writes simulated.csv (a row per arm: measured and simulated) and the fitted cost
-model (cost.json) into --out, and prints the changes against the default. Exit code 2 when there is
-no Passthrough run with a step record, or nothing to predict.
+model (cost.json) into --out, and prints the changes against the default. --cost-file takes the
+model of another comparison on the same machine. Exit code 2 when there is no Passthrough run with a
+step record, or nothing to predict.
 """
 
 from __future__ import annotations
@@ -46,6 +47,16 @@ def one_run_an_arm(runs: Sequence[Run]) -> list[Run]:
     for run in sorted(runs, key=arm_order):
         arms.setdefault(run.info.arm, run)
     return list(arms.values())
+
+
+def fitted(runs: Sequence[Run], cost_file: Path) -> str:
+    """Fit the step times of the Passthrough runs, save the model, say how well it fits."""
+    folders = [run.info.folder for run in runs if run.info.arm == FITTED_ON]
+    if not folders:
+        raise ResultError("needs a Passthrough run to fit step times on, or --cost-file")
+    model, steps = calibrate(folders)
+    save_cost_model(model, cost_file)
+    return report(model, steps)
 
 
 def simulated(runs: Sequence[Run], cost_file: Path) -> pd.DataFrame:
@@ -100,23 +111,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs_dir", type=Path, metavar="RUNS")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--task", default="dla")
+    parser.add_argument("--cost-file", type=Path, help="fitted before: fit nothing")
     args = parser.parse_args(argv)
-    cost_file = args.out / "cost.json"
+    cost_file = args.cost_file or args.out / "cost.json"
     args.out.mkdir(parents=True, exist_ok=True)
     try:
         runs = [run for run in load_runs(args.runs_dir, args.task)[0] if run.valid]
-        fitted_on = [run.info.folder for run in runs if run.info.arm == FITTED_ON]
-        if not fitted_on or len(runs) == len(fitted_on):
-            raise ResultError(f"{args.runs_dir}: needs a Passthrough run, and others to predict")
-        model, steps = calibrate(fitted_on)
-        save_cost_model(model, cost_file)
+        if not args.cost_file:
+            print(fitted(runs, cost_file))
+        if all(run.info.arm == FITTED_ON for run in runs):
+            raise ResultError(f"{args.runs_dir} has no run to predict")
         table = beside(summary_table(runs_table(runs)), simulated(runs, cost_file))
     except (ResultError, ValueError) as error:
         print(f"experiments.dla_live: {error}", file=sys.stderr)
         return 2
     table.to_csv(args.out / "simulated.csv", index=False, float_format="%.6g")
     print("\nSIMULATED beside measured; step times fitted on Passthrough alone")
-    print(report(model, steps))
     print(printed(table))
     return 0
 
