@@ -235,7 +235,7 @@ class FairShareScheduler(LabScheduler):
         super().add_request(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        prefilling = sum([r.is_prefill_chunk for r in self.running])
+        prefilling = len(self._inflight_prefills)
         most_decode_tokens = (len(self.running) - prefilling) * (1 + self.num_spec_tokens)
         if prefilling < 2 and most_decode_tokens <= self.max_num_scheduled_tokens:
             return super().schedule(*args, **kwargs)
@@ -245,8 +245,8 @@ class FairShareScheduler(LabScheduler):
 
     def refresh_counters(self) -> None:
         counts = [self._count(request) for request in self.waiting]
-        served = list(self.tokens.served_tokens.values())
-        self.counters["jain_index_permille"] = round(1000 * jain_index(served))
+        if served := self.tokens.served_tokens:
+            self.counters["jain_index_permille"] = round(1000 * jain_index(served.values()))
         gap_tokens = round(max(counts) - min(counts)) if counts else 0
         self.counters["max_service_gap_tokens"] = max(
             gap_tokens, self.counters["max_service_gap_tokens"]

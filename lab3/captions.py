@@ -12,6 +12,7 @@ import pandas as pd
 from lab3.commands import assignments
 from lab3.metrics import TINY_GAP_MS
 from lab3.results import RunInfo
+from lab3.summary import COUNTER
 
 TINY_GAP_WARNING = 0.05
 
@@ -52,6 +53,18 @@ def fidelity_lines(summary: pd.DataFrame) -> list[str]:
             f"Client ITL is per chunk, not per token, for {', '.join(chunked)}: "
             "some chunks of the stream carried several tokens."
         )
+    return lines
+
+
+def counter_lines(summary: pd.DataFrame) -> list[str]:
+    """The policies' own counters at the end of a run, medians over the repeats, a line an arm."""
+    lines = []
+    for _, row in summary.iterrows():
+        names = [n for n in row.index if n.startswith(COUNTER) and n + "_min" in row.index]
+        known = {n.removeprefix(COUNTER): row[n] for n in names if not math.isnan(row[n])}
+        if known:
+            numbers = ", ".join(f"{name} {value:,.0f}" for name, value in known.items())
+            lines.append(f"Counters of {row.label}: {numbers}.")
     return lines
 
 

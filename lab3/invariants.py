@@ -7,7 +7,9 @@ keeps the books that a model runner keeps, from ``SchedulerOutput`` alone, so th
 held to what it tells the workers and not to its own view.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.core.sched.interface import PauseState
@@ -173,6 +175,57 @@ def bounded_overtaking(admitted: Sequence[Request], aging_tokens_per_s: float) -
             if lead_s > 0 and lead_s * aging_tokens_per_s > shorter_tokens + 1e-6:
                 raise InvariantError(
                     "bounded wait", f"request {earlier.request_id} passed {request.request_id}"
+                )
+
+
+class ServiceGap(Observer):
+    """Law "service gap", the theorem of the Virtual Token Counter (Sheng et al., OSDI'24).
+
+    Over any time in which two clients both have requests waiting, their weighted service differs
+    by at most ``bound_tokens``: ``2 * max(w_in * longest prompt, w_out * tokens in a batch)``, see
+    ``lab3.policy.fairness.service_gap_bound``. A prompt counts as served when it is admitted the
+    first time, an output token when it is sent. ``largest_tokens`` is the widest gap seen.
+    """
+
+    def __init__(
+        self,
+        client_of: Callable[[str], str],
+        input_weight: float,
+        output_weight: float,
+        bound_tokens: float,
+    ) -> None:
+        """``client_of``: the client of a request id."""
+        self._client_of = client_of
+        self._weights = input_weight, output_weight
+        self.bound_tokens = bound_tokens
+        self.largest_tokens = 0.0
+        self._served: Counter[str] = Counter()
+        self._admitted: set[str] = set()
+        # For each two clients the difference of their service, lowest and highest since both wait.
+        self._gaps: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def after_schedule(self, driver: Driver, step: Step) -> None:
+        for new in step.output.scheduled_new_reqs:
+            # A request that was preempted before its first token is new a second time.
+            if new.req_id not in self._admitted:
+                self._admitted.add(new.req_id)
+                self._served[self._client_of(new.req_id)] += self._weights[0] * new.prompt_len
+
+    def after_update(self, driver: Driver, step: Step) -> None:
+        for id_, tokens in step.tokens.items():
+            self._served[self._client_of(id_)] += self._weights[1] * len(tokens)
+        waiting = sorted({self._client_of(r.request_id) for r in driver.scheduler.waiting})
+        before, self._gaps = self._gaps, {}
+        for pair in itertools.combinations(waiting, 2):
+            gap = self._served[pair[0]] - self._served[pair[1]]
+            low, high = before.get(pair, (gap, gap))
+            low, high = self._gaps[pair] = min(low, gap), max(high, gap)
+            self.largest_tokens = max(self.largest_tokens, high - low)
+            if high - low > self.bound_tokens:
+                raise InvariantError(
+                    "service gap",
+                    f"{' and '.join(pair)} drifted {high - low:.0f} apart, "
+                    f"bound {self.bound_tokens:.0f}",
                 )
 
 

@@ -2,13 +2,24 @@
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
+from typing import Any
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
 from lab3.policy.fairness import VirtualTokens
+
+
+def _let_go(heap: list[tuple[tuple, Any]], rank: Mapping[Any, tuple]) -> None:
+    """Rebuild ``heap`` when most of its entries are no longer the ones that ``rank`` holds.
+
+    Entries are else dropped when they surface, and what was aborted may never do so.
+    """
+    if len(heap) > 2 * len(rank) + 64:
+        heap[:] = [(place, item) for item, place in rank.items()]
+        heapq.heapify(heap)
 
 
 class KeyedQueue(RequestQueue):
@@ -54,10 +65,12 @@ class KeyedQueue(RequestQueue):
     def remove_request(self, request: Request) -> None:
         """Raises KeyError when the request does not wait here."""
         del self._rank[request]
+        _let_go(self._heap, self._rank)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
             self._rank.pop(request, None)
+        _let_go(self._heap, self._rank)
 
     def __contains__(self, request: Request) -> bool:
         return request in self._rank
@@ -158,6 +171,7 @@ class FairQueue(RequestQueue):
             self._lanes[lane].remove_request(request)
             if not self._lanes[lane]:
                 del self._lanes[lane], self._rank[lane]
+                _let_go(self._heap, self._rank)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:

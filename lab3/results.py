@@ -9,7 +9,6 @@ How bench.json is read, with warm-up, failures and timeouts, is said in lab3/ben
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,14 @@ from lab3.bench_file import (
     requests_frame,
     result_problems,
 )
-from lab3.step_file import flatten, last_counters, read_steps, run_lengths, steps_frame
+from lab3.step_file import (
+    flatten,
+    joined_counters,
+    last_counters,
+    read_steps,
+    run_lengths,
+    steps_frame,
+)
 
 RUN_FILE, BENCH_FILE, STEP_FILES = "run.json", "bench.json", "steps*.jsonl"
 _MARKS_OF_A_RUN = (RUN_FILE, BENCH_FILE, "server.log", "bench.log")
@@ -90,7 +96,7 @@ class Run:
     steps: a row per engine step between the first send and the last answer: t_s, done_s, step_ms,
         the record's counts, engine (0 unless data parallel), in_window. None without a record.
     engine_ttft_ms, engine_itl_ms: what the engine itself saw in the steps of the window.
-    counters: the scheduler's own counters at the end of the run, summed over engines.
+    counters: the scheduler's own counters at the end of the run, of all engines together.
     window_s: (start, end) of the kept requests on the clock of start_s and t_s.
     reported: the single numbers that vLLM wrote into the bench file.
     problems: why the run is not a clean measurement; empty for a valid run.
@@ -298,9 +304,7 @@ def _load_steps(
     """The step record between the first send and the last answer: warm-up calls are left out."""
     paths = sorted(folder.glob(STEP_FILES), key=lambda path: (len(path.name), path.name))
     records = [read_steps(path) for path in paths]
-    counters: Counter[str] = Counter()
-    for record in records:
-        counters.update(last_counters(record))
+    counters = joined_counters(map(last_counters, records))
     frames = [steps_frame(record, engine) for engine, record in enumerate(records) if record]
     if not frames:
         return None, {}, [f"{path.name} is empty" for path in paths]
@@ -310,4 +314,4 @@ def _load_steps(
     if steps.empty:
         return None, {}, ["no recorded step lies between the first send and the last answer"]
     steps["in_window"] = steps.t_s.between(*window_s)
-    return steps, dict(counters), []
+    return steps, counters, []

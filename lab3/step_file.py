@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,22 @@ def steps_frame(steps: list[dict[str, Any]], engine: int = 0) -> pd.DataFrame:
 def last_counters(steps: list[dict[str, Any]]) -> dict[str, float]:
     """The policy's own running counters as they stood at the end; empty without any."""
     return next((step["counters"] for step in reversed(steps) if "counters" in step), {})
+
+
+def joined_counters(engines: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Counters of several engines as one: sums, but the largest ``max_...`` and the mean of what
+    is a ratio (``..._permille``, ``..._per_...``)."""
+    values: dict[str, list[float]] = {}
+    for counters in engines:
+        for name, value in counters.items():
+            values.setdefault(name, []).append(value)
+    return {name: _joining(name)(found) for name, found in values.items()}
+
+
+def _joining(name: str) -> Callable[[list[float]], float]:
+    if name.startswith("max_"):
+        return max
+    return fmean if name.endswith("_permille") or "_per_" in name else sum
 
 
 def flatten(arrays: Iterable[Any]) -> np.ndarray:

@@ -20,6 +20,7 @@ from lab3 import metrics
 from lab3.results import FailedRun, Run, RunInfo
 
 FIRST_ARMS = ("default", "passthrough")
+COUNTER = "counter_"  # starts the columns that hold a policy's own counters
 KEYS = ("task", "profile", "arm", "label", "point", "source")
 
 
@@ -64,6 +65,7 @@ def run_row(run: Run, goals: Goals | None = None) -> dict[str, Any]:
         **_engine_numbers(run),
         **_kv_numbers(run),
         **_goodput_numbers(run, goals),
+        **{f"{COUNTER}{name}": float(value) for name, value in run.counters.items()},
         "itl_unit": run.itl_unit,
         "started": info.raw.get("started"),
         "commit": info.raw.get("commit"),

@@ -20,7 +20,7 @@ import pandas as pd
 
 from lab3 import sweep
 from lab3.bench_file import ResultError
-from lab3.captions import fidelity_lines, kv_line, provenance_line
+from lab3.captions import counter_lines, fidelity_lines, kv_line, provenance_line
 from lab3.results import FailedRun, Run, RunInfo, check_against_vllm, load_runs
 from lab3.summary import (
     Goals,
@@ -257,6 +257,7 @@ def report(
     below += [provenance_line([run.info for run in runs]) + "."]
     below += [kv_line([run.info for run in runs])] if task == "dla" else []
     below += fidelity_lines(summary)
+    below += counter_lines(summary)
     below += refusal_lines(failed)
     below += [f"Note, {r.info.folder.name}: {note}." for r in runs for note in r.notes]
     said = sweep.findings(summary, goals, runs[0].info.profile) if task == "task2" else []

@@ -1,6 +1,7 @@
 """The two waiting queues, alone: order, places, removal, and against a plain list."""
 
 import random
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -116,6 +117,19 @@ def test_a_request_is_removed_whatever_its_status_is_by_then(queue):
     request.status = RequestStatus.FINISHED_STOPPED
     queue.remove_requests({request})
     assert not queue
+
+
+def test_requests_that_left_are_let_go_although_they_never_reached_the_front(queue):
+    """Clients give up on long prompts that starve: their tokens must not stay in memory."""
+    first, *starving = _of(["first", *map(str, range(2000))], prompt_tokens=[1] + [500] * 2000)
+    for request in (first, *starving):
+        queue.add_request(request)
+    held = [weakref.ref(request) for request in starving]
+    for request in starving:
+        queue.remove_requests([request])
+    del request, starving
+    assert sum(reference() is not None for reference in held) < 100
+    assert queue.pop_request() is first
 
 
 @pytest.mark.parametrize("seed", range(20))

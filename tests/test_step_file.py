@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from lab3.bench_file import ResultError
-from lab3.step_file import flatten, last_counters, read_steps, run_lengths, steps_frame
+from lab3.step_file import (
+    flatten,
+    joined_counters,
+    last_counters,
+    read_steps,
+    run_lengths,
+    steps_frame,
+)
 
 STEP = {"t_s": 1.0, "done_s": 1.1, "prefill_tokens": 5, "decode_tokens": 2}
 
@@ -52,3 +59,15 @@ def test_counters_are_the_last_ones_written():
     steps = [STEP | {"counters": {"victims": 1}}, STEP | {"counters": {"victims": 4}}, STEP]
     assert last_counters(steps) == {"victims": 4}
     assert last_counters([STEP]) == {}
+
+
+def test_counters_of_two_engines_are_added_where_adding_makes_sense():
+    one = {"victims": 2, "max_gap_tokens": 90, "jain_index_permille": 900, "us_per_token": 4}
+    two = {"victims": 3, "max_gap_tokens": 40, "jain_index_permille": 700, "held_back": 1}
+    assert joined_counters([one, two, {}]) == {
+        "victims": 5,
+        "max_gap_tokens": 90,
+        "jain_index_permille": 800,
+        "us_per_token": 4,
+        "held_back": 1,
+    }

@@ -50,6 +50,20 @@ def cells(markdown: str, title: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows}
 
 
+def test_the_policys_own_counters_are_printed_and_saved(runs_dir, traces, capsys):
+    for repeat, jain in ((1, 990), (2, 970)):
+        bench, steps = traces["default", repeat]
+        steps = [*steps[:-1], steps[-1] | {"counters": {"jain_index_permille": jain, "lifts": 4}}]
+        folder = runs_dir / "task3-cpu" / f"fair_share-r{repeat}"
+        write_run(folder, bench, steps, arm="fair_share", label="B2", repeat=repeat)
+    _, out, _ = table(runs_dir, capsys)
+    assert "Counters of B2: jain_index_permille 980, lifts 4." in out
+    assert out.count("Counters of") == 1
+    summary = pd.read_csv(runs_dir / "out" / "summary.csv").set_index("arm")
+    assert summary.counter_jain_index_permille["fair_share"] == 980
+    assert math.isnan(summary.counter_lifts["default"])
+
+
 def test_clean_runs_give_all_files_and_exit_code_0(runs_dir, capsys):
     code, out, _ = table(runs_dir, capsys, "--repeats", "2", "--arms", *ARMS)
     assert code == 0
