@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lab3.report.phrases import direction
-from lab3.report.results import Results
+from lab3.report.results import TASK1, TASK1_REAL, TASK3, Results
+from lab3.sweep import RATE_BOUND_SHARE, latency_trends, recommended_x, request_rate
+from lab3.task1.job import EOS, FIXED
 
 Claim = Callable[[Results], bool]
 CLAIMS: dict[str, Claim] = {}
@@ -37,3 +39,106 @@ def against_default(results: Results, folder: str, arm: str, metric: str) -> str
     """better, worse, noise or unknown."""
     own, base = (results.spread(folder, one, metric) for one in (arm, "default"))
     return direction(own, base, metric)
+
+
+def speeds(results: Results, name: str, mode: str = FIXED) -> dict[str, float]:
+    """Output tokens per second of each plan of Task 1."""
+    return results.task1(name).loc[mode].output_tokens_per_s.to_dict()
+
+
+@claim("task1-vllm-fastest")
+def vllm_is_fastest(results: Results) -> bool:
+    """vLLM writes more tokens per second than every transformers plan, with both models."""
+    found = [speeds(results, name) for name in (TASK1, TASK1_REAL)]
+    return all(own["vllm"] > max(v for k, v in own.items() if k != "vllm") for own in found)
+
+
+@claim("task1-batching-helps")
+def batching_helps(results: Results) -> bool:
+    """A static batch beats the serial loop, with both models."""
+    found = [speeds(results, name) for name in (TASK1, TASK1_REAL)]
+    return all(own["hf-static"] > own["hf-serial"] for own in found)
+
+
+@claim("task1-static-wastes-kv")
+def static_batch_wastes_kv(results: Results) -> bool:
+    """The static batch leaves a larger share of its KV slots unused than vLLM's blocks do."""
+    rows = results.task1(TASK1_REAL).kv_waste_share
+    return rows[FIXED, "hf-static"] > rows[FIXED, "vllm"]
+
+
+@claim("task1-rows-idle")
+def rows_of_a_static_batch_idle(results: Results) -> bool:
+    """Where answers end at eos, static rows idle and vLLM hands answers over sooner."""
+    rows = results.task1(TASK1_REAL)
+    static, vllm = rows.loc[(EOS, "hf-static")], rows.loc[(EOS, "vllm")]
+    return static.idle_row_share > 0.05 and vllm.latency_p50_s < static.latency_p50_s
+
+
+@claim("task1-texts-same")
+def engines_write_the_same(results: Results) -> bool:
+    """In float32 vLLM writes the very tokens of transformers for every prompt."""
+    identical, compared = results.identical_texts(TASK1)
+    return identical == compared > 0
+
+
+def trends(results: Results) -> dict[str, str]:
+    """Directions of Task 2's latencies, by "TTFT P50" and the like."""
+    return {trend.name: trend.direction for trend in latency_trends(results.sweep)}
+
+
+@claim("task2-ttft-falls")
+def ttft_falls(results: Results) -> bool:
+    """A larger X lowers TTFT P50."""
+    return trends(results)["TTFT P50"] == "falls"
+
+
+@claim("task2-itl-p99-rises")
+def itl_rises(results: Results) -> bool:
+    """A larger X raises ITL P99."""
+    return trends(results)["ITL P99"] == "rises"
+
+
+@claim("task2-itl-p50-same")
+def itl_p50_does_not_move(results: Results) -> bool:
+    """X does not change ITL P50 by more than noise or 5 %."""
+    return trends(results)["ITL P50"] in ("flat", "noise")
+
+
+@claim("task2-load-bound-same")
+def load_limits_throughput(results: Results) -> bool:
+    """Every X keeps up with the offered load, so throughput does not depend on X."""
+    rows = results.sweep
+    return bool(rows.requests_per_s.min() >= RATE_BOUND_SHARE * request_rate(rows))
+
+
+@claim("task2-small-x-for-chat")
+def small_x_for_chat(results: Results) -> bool:
+    """The X recommended for chat has the lowest ITL P99 of all."""
+    rows = results.sweep
+    return recommended_x(rows) == rows.itl_p99_ms.idxmin()
+
+
+@claim("task3-a-itl-p99")
+def a_is_worse_on_itl(results: Results) -> bool:
+    """A's ITL P99 is above the default's, beyond noise."""
+    return against_default(results, TASK3, "prefill_first", "itl_p99_ms") == "worse"
+
+
+@claim("task3-a-pure")
+def a_never_mixes(results: Results) -> bool:
+    """No step of A mixes prompts and decodes, and some of vLLM's own steps do."""
+    mixed = results.strategies(TASK3).mixed_step_share
+    return mixed["prefill_first"] == 0 < mixed["passthrough"]
+
+
+@claim("task3-throughput-same")
+def throughput_is_the_same(results: Results) -> bool:
+    """Below capacity no strategy changes the throughput by more than noise or 5 %."""
+    rows = results.strategies(TASK3)
+    ratios = rows.output_tokens_per_s / rows.output_tokens_per_s["default"]
+    return all(
+        abs(ratio - 1) < 0.05
+        or against_default(results, TASK3, arm, "output_tokens_per_s") == "noise"
+        for arm, ratio in ratios.items()
+    )

@@ -157,7 +157,7 @@ def task1_more(rows: pd.DataFrame) -> Table:
 def sweep(results: Results, columns: Sequence[table.Column]) -> Table:
     """Task 2's rows, an X each."""
     rows = results.sweep
-    known = [column for column in columns if column.metric in rows]
+    known = [c for c in columns if c.metric in rows and rows[c.metric].notna().any()]
     return table.metric_table("task2", "X", rows, [f"{x:,}" for x in rows.x], known)
 
 
