@@ -51,8 +51,9 @@ class Supervised:
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
                 pass_fds=(control_read_fd,),
-                # Ctrl-C in the terminal reaches the runner only, which then ends the command.
-                start_new_session=True,
+                # Ctrl-C in the terminal reaches the runner only, which then ends the command. Not a
+                # session, see lab3/supervisor.py.
+                process_group=0,
             )
         os.close(control_read_fd)
         self._grace_s = grace_s

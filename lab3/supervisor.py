@@ -117,7 +117,10 @@ class Supervisor:
             child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                # No session of its own: Linux shares out CPU time by session first (autogroup).
+                # On two cores server and client then took turns of whole time slices: TTFT
+                # doubled, and 15 % of the client's ITLs were about 0 ms instead of none.
+                process_group=0,
                 preexec_fn=die_with_parent(),
             )
         except OSError as error:

@@ -66,7 +66,8 @@ def test_stop_ends_the_command_and_its_daemon(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Supervised(tree(tmp_path), log) as command:
         wait_until(lambda: is_up(log), "command")
-        assert len(with_marker(str(tmp_path))) >= 2 + 1  # command, daemon, supervisor
+        # command, daemon, supervisor
+        wait_until(lambda: len(with_marker(str(tmp_path))) >= 2 + 1, "the daemon")
     assert with_marker(str(tmp_path)) == []
     assert command.poll() == 128 + signal.SIGTERM
 
@@ -103,6 +104,16 @@ def test_a_missing_program_is_one_line_in_the_log(tmp_path: Path) -> None:
     assert log.read_text().splitlines() == [
         "error: cannot start no-such-program-here: No such file or directory"
     ]
+
+
+def test_the_command_shares_our_session_but_not_our_process_group(tmp_path: Path) -> None:
+    """A session of its own would be a scheduling group of its own: see lab3/supervisor.py."""
+    with Supervised(["sleep", "3600"], tmp_path / "log") as command:
+        wait_until(lambda: len(command.family()) == 1, "the command")
+        (sleep,) = command.family()
+        assert os.getsid(sleep.pid) == os.getsid(0)
+        groups = {os.getpgid(pid) for pid in (sleep.pid, command.supervisor_pid, os.getpid())}
+        assert len(groups) == 3
 
 
 def test_family_finds_the_daemon(tmp_path: Path) -> None:
