@@ -94,11 +94,6 @@ def peak_bytes(device: str, llm: Any = None) -> int:
     return DeviceMemoryProbe.peak_device_memory_bytes(None)  # type: ignore[arg-type]
 
 
-def available_bytes() -> int:
-    """Memory a CPU process could still take without swapping."""
-    return psutil.virtual_memory().available
-
-
 def all_cores() -> list[int]:
     """Cores this process may run on, in order."""
     if hasattr(os, "sched_getaffinity"):
