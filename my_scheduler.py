@@ -484,7 +484,7 @@ class DLAScheduler(LabScheduler):
             np.array([r.max_tokens for r in running]),
         )
         unfinished_prefill = sum(
-            [r.num_tokens - r.num_computed_tokens for r in running if r.is_prefill_chunk]
+            r.num_tokens - r.num_computed_tokens for r in self._inflight_prefills
         )
         return FuturePeak(tokens, remaining, used_tokens=self.used_kv_tokens() + unfinished_prefill)
 
