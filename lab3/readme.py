@@ -1,4 +1,4 @@
-"""Puts measured tables into README.md: python -m lab3.readme [--check]
+"""Puts measured tables into README.md and docs/: python -m lab3.readme [--check]
 
 A block looks like this, and everything between its two lines comes from the named file:
 
@@ -17,6 +17,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- from (?P<source>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages(root: Path) -> list[Path]:
+    """Every page that may cite files of results."""
+    return sorted([*root.glob("README*.md"), *root.glob("docs/*.md")])
 
 
 def filled(text: str, root: Path) -> str:
@@ -39,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab3.readme", description=__doc__)
     parser.add_argument("--check", action="store_true", help="only compare")
     check = parser.parse_args(argv).check
-    for page in sorted(ROOT.glob("README*.md")):
+    for page in pages(ROOT):
         text = page.read_text(encoding="utf-8")
         try:
             wanted = filled(text, ROOT)
