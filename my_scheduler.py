@@ -8,7 +8,6 @@ Settings come from ``--additional-config '{"lab3": {"name": value}}'``; each cla
 One file on purpose: the lab hands in one. Each class fits on a screen; sums are in lab3/policy/.
 """
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -295,7 +294,6 @@ class AdaptiveChunkScheduler(LabScheduler):
     """
 
     settings_type = AdaptiveChunkSettings
-    clock = staticmethod(time.monotonic)  # seconds; a simulator puts its own here
 
     # After so many steps in which no prompt fitted into the lowered budget (chunked prefill is
     # off, or an image can't be cut), one step has the full budget.

@@ -39,6 +39,7 @@ class LabScheduler(AsyncScheduler):
     """
 
     settings_type: type[Settings] = Settings
+    clock = staticmethod(time.monotonic)  # seconds; a simulator puts its own here
 
     def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> "LabScheduler":
         settings = cls.parse_settings(_lab3_config(vllm_config))
@@ -55,7 +56,7 @@ class LabScheduler(AsyncScheduler):
         self.settings = self.settings_type.parse(_lab3_config(vllm_config), type(self).__name__)
         self.counters: Counter[str] = Counter()
         self._counters_logged: Counter[str] = Counter()
-        self._counters_due_s = time.monotonic() + COUNTERS_LOG_INTERVAL_S
+        self._counters_due_s = 0.0
         self._skipping_at_step = -1
         if self.settings.record:
             StepRecorder(self.settings.record, self).attach()
@@ -213,7 +214,7 @@ class LabScheduler(AsyncScheduler):
         # vLLM calls this once after every step.
         if self.current_step % COUNTERS_REFRESH_STEPS == 0:
             self.refresh_counters()
-        if time.monotonic() >= self._counters_due_s:
+        if self.clock() >= self._counters_due_s:
             self._log_counters()
         return super().make_stats(*args, **kwargs)
 
@@ -222,7 +223,7 @@ class LabScheduler(AsyncScheduler):
         super().shutdown()
 
     def _log_counters(self) -> None:
-        self._counters_due_s = time.monotonic() + COUNTERS_LOG_INTERVAL_S
+        self._counters_due_s = self.clock() + COUNTERS_LOG_INTERVAL_S
         self.refresh_counters()
         if self.counters != self._counters_logged:
             self._counters_logged = self.counters.copy()

@@ -1,11 +1,14 @@
 """The simulator's laws: closed forms, conservation, determinism, the real decisions."""
 
+import itertools
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from lab3.base_scheduler import LabScheduler
 from lab3.engine import create_scheduler
 from lab3.sim.bounds import lower_bounds
 from lab3.sim.cost_model import FittedCost, Roofline
@@ -145,6 +148,22 @@ def test_the_same_seed_gives_the_same_bytes(policy):
     job = replace(SCARCE, scheduler=policy)
     assert steps_text(simulate(job)) == steps_text(simulate(job))
     assert steps_text(simulate(job)) != steps_text(simulate(replace(job, seed=4)))
+
+
+@pytest.mark.parametrize(
+    "policy", ["AdaptiveChunkScheduler", "FairShareScheduler", "DLASRPTScheduler"]
+)
+def test_real_time_plays_no_part(monkeypatch, policy):
+    def real_clock():
+        raise AssertionError("a policy read the real clock")
+
+    job = replace(SCARCE, scheduler=f"my_scheduler.{policy}")
+    expected = steps_text(simulate(job))
+    hours = itertools.count(1.0, 3600.0)
+    monkeypatch.setattr(LabScheduler, "clock", staticmethod(real_clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(hours))
+    monkeypatch.setattr(time, "time", lambda: next(hours))
+    assert steps_text(simulate(job)) == expected
 
 
 def test_noise_follows_the_seed_and_the_quantiles():

@@ -159,8 +159,9 @@ class SimulatedEngine(Driver):
         """
         self._check_fits()
         arrivals_s, next_one = self._arrivals_s, 0
-        # What exists by now lives as long as the run: nothing for the collector to look at.
-        gc.freeze()
+        # The run makes no cycles worth collecting, and looking for them takes a tenth of the time.
+        was_collecting = gc.isenabled()
+        gc.disable()
         try:
             while True:
                 while next_one < len(arrivals_s) and arrivals_s[next_one] <= self.now_s:
@@ -182,7 +183,8 @@ class SimulatedEngine(Driver):
                 "more --kv-blocks, or shorten the requests"
             ) from None
         finally:
-            gc.unfreeze()
+            if was_collecting:
+                gc.enable()
         return self._result()
 
     def _result(self) -> Simulation:
