@@ -61,6 +61,11 @@ class Roofline:
     with the device's efficiencies applied to both peaks. ``frontend_ms``: what tokenizing and HTTP
     add before a request reaches the engine. ``devices``: tensor-parallel devices that share bytes
     and operations evenly, without a price for their communication.
+
+    The overheads are assumptions: ``layer_overhead_us`` for the gaps between a layer's kernels in a
+    CUDA graph, ``step_overhead_ms`` for input preparation and output handling,
+    ``request_overhead_us`` what vLLM's ``schedule()`` and ``update_from_output()`` take per request
+    on a current core (10 to 13 us when this simulator runs them).
     """
 
     device: Device

@@ -14,6 +14,7 @@ class Device:
     ``peak_tflops``: dense BF16, accumulated in FP32, without sparsity, 1e12 operations/s.
     ``bandwidth_gb_s``: memory bandwidth in 1e9 bytes/s. ``memory_gib``: usable memory in GiB.
     ``compute_efficiency``, ``bandwidth_efficiency``: reachable shares of the two peaks.
+    ``source``: of peak and bandwidth. The other three numbers are assumptions, see ``DEVICES``.
     """
 
     name: str
@@ -75,10 +76,12 @@ class Model:
         return self.layers * self.dtype_bytes * (attention + 6 * self.ffn + 8 * self.hidden)
 
 
-# Shares of peak: GEMMs of the size of a prefill chunk reach 65-80 % of the tensor cores' peak and
-# streaming kernels 80-92 % of the memory bandwidth; the middle of what vendors' own benchmarks and
-# published kernels show. They are assumptions, not measurements of this repository, except that
-# the RTX 4090's were tried on a measured run (docs/simulator.md).
+# Assumptions, not measurements of this repository (the RTX 4090's were held against a measured run,
+# docs/simulator.md):
+# - shares of peak: GEMMs of the size of a prefill chunk reach 65-80 % of the tensor cores' peak and
+#   streaming kernels 80-92 % of the memory bandwidth; a value from the middle of each range;
+# - usable memory: the advertised size less about 1 % that CUDA does not hand out (PyTorch reports
+#   23.64 GiB on an RTX 4090).
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -90,7 +93,8 @@ DEVICES: dict[str, Device] = {
             79.2,
             0.70,
             0.85,
-            "NVIDIA A100 Tensor Core GPU data sheet (2021): 312 TFLOPS BF16, 2,039 GB/s",
+            "NVIDIA A100 Tensor Core GPU data sheet (2021), column 80GB SXM: 312 TFLOPS BF16 "
+            "without sparsity, 2,039 GB/s",
         ),
         Device(
             "h100",
@@ -100,7 +104,8 @@ DEVICES: dict[str, Device] = {
             79.2,
             0.65,
             0.85,
-            "NVIDIA H100 data sheet: 1,979 TFLOPS BF16 with sparsity = 989 dense, 3.35 TB/s",
+            "NVIDIA H100 Tensor Core GPU data sheet, column SXM: 1,979 TFLOPS BF16 with sparsity, "
+            "half of it (989) dense; 3.35 TB/s",
         ),
         Device(
             "h200",
@@ -110,7 +115,8 @@ DEVICES: dict[str, Device] = {
             139.8,
             0.65,
             0.85,
-            "NVIDIA H200 data sheet: 1,979 TFLOPS BF16 with sparsity = 989 dense, 4.8 TB/s",
+            "NVIDIA H200 Tensor Core GPU data sheet, column SXM: 1,979 TFLOPS BF16 with sparsity, "
+            "half of it (989) dense; 4.8 TB/s",
         ),
         Device(
             "rtx-4090",
