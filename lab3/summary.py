@@ -66,6 +66,7 @@ def run_row(run: Run, goals: Goals | None = None) -> dict[str, Any]:
         **_kv_numbers(run),
         **_goodput_numbers(run, goals),
         **{f"{COUNTER}{name}": float(value) for name, value in run.counters.items()},
+        **_bound_numbers(run),
         "itl_unit": run.itl_unit,
         "started": info.raw.get("started"),
         "commit": info.raw.get("commit"),
@@ -253,6 +254,12 @@ def _goodput_numbers(run: Run, goals: Goals | None) -> dict[str, float]:
         "good_share": float(good.mean()),
         "goodput_requests_per_s": metrics.per_second(good.sum(), window_s),
     }
+
+
+def _bound_numbers(run: Run) -> dict[str, float]:
+    """A simulated run's lower bounds over what it reached; nothing for a live one."""
+    bounds = run.info.raw.get("bounds") or {}
+    return {name: float(value) for name, value in bounds.items() if name.endswith("_fraction")}
 
 
 def _arm_at_point(info: RunInfo) -> str:

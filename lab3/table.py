@@ -119,6 +119,10 @@ SWEEP = (
     Column("preempted", "times", "preemptions", found(count)),
     Column("timeouts", "requests", "requests_timed_out", count),
 )
+BOUNDS = tuple(
+    Column("fraction of bound", of, f"{of.lower()}_bound_fraction", share)
+    for of in ("makespan", "TTFT", "E2E")
+)
 GOODPUT = (
     Column("goodput", "req/s", "goodput_requests_per_s", number),
     Column("good", "share", "good_share", share),
@@ -170,11 +174,12 @@ def tables(
     summary: pd.DataFrame, task: str, baseline: str, without: Sequence[str] = ()
 ) -> list[Table]:
     """The tables of a task: a sweep over X for task2, strategies against a baseline otherwise."""
+    bounds = BOUNDS if BOUNDS[0].metric in summary else ()
     if task == "task2":
         rows = sweep.sweep_values(summary)
         labels = _labels(rows, [f"{x:,}" for x in rows.x])
         columns = SWEEP + (GOODPUT if "good_share" in rows else ())
-        details = [c for c in DETAILS if c.metric != "preemptions"]
+        details = [c for c in (*DETAILS, *bounds) if c.metric != "preemptions"]
         return [
             metric_table("Task 2: max_num_batched_tokens (X)", "X", rows, labels, columns, without),
             metric_table("Task 2, more", "X", rows, labels, details),
@@ -186,7 +191,7 @@ def tables(
     )
     found = [
         metric_table(f"{_title(task)}: strategies", "strategy", summary, labels, columns, without),
-        metric_table(f"{_title(task)}, more", "strategy", summary, labels, details),
+        metric_table(f"{_title(task)}, more", "strategy", summary, labels, (*details, *bounds)),
         ratio_table(summary, labels, baseline, compared),
     ]
     return [table for table in found if table is not None]
@@ -207,6 +212,8 @@ def legend(summary: pd.DataFrame, has_ratios: bool, is_sweep: bool = False) -> s
         text += (
             " Peak KV: the server's own figure, looked at once a second, as room of whole blocks."
         )
+    if BOUNDS[0].metric in summary:
+        text += " Fraction of bound: what no scheduler beats on this device, over what was reached."
     return text
 
 

@@ -1,6 +1,7 @@
 """Simulated runs are read by what reads live runs; the command line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from lab3.results import check_against_vllm, load_run
 from lab3.sim.jobs import Job, simulate
 from lab3.sim.writer import write_run
 from lab3.summary import run_row
+from lab3.table import main as table_main
 
 OPTIONS = ["--quiet", "--num-prompts", "12", "--input-len", "40", "--output-len", "12"]
 OPTIONS += ["--request-rate", "200", "--seed", "7", "--model", "qwen3-0.6b"]
@@ -30,6 +32,21 @@ def test_a_simulated_run_reads_as_a_live_one(tmp_path):
     assert row["step_p50_ms"] > 0
     assert run.info.raw["cost_model"] == "roofline, Qwen2.5-7B on NVIDIA A100 SXM 80 GB"
     assert 0 < run.info.raw["bounds"]["makespan_bound_fraction"] < 1
+
+
+def test_tables_of_simulated_runs_show_the_fraction_of_the_bound(tmp_path, capsys):
+    job = Job(num_prompts=20, input_len=40, output_len=12, request_rate=200.0, seed=7)
+    for arm, scheduler in (("default", None), ("sjf", "my_scheduler.SJFScheduler")):
+        made = replace(job, arm=arm, scheduler=scheduler)
+        write_run(tmp_path / f"runs/{arm}-r1", made, simulate(made))
+    words = [str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--task", "sim"]
+    assert table_main(words) == 0
+    assert "Fraction of bound: what no scheduler beats" in capsys.readouterr().out
+    text = (tmp_path / "out/table.md").read_text()
+    assert text.count("fraction of bound") == 3
+    bounds = load_run(tmp_path / "runs/sjf-r1").info.raw["bounds"]
+    row = next(line for line in text.splitlines() if line.startswith("| sjf") and "%" in line)
+    assert f"{bounds['e2e_bound_fraction']:.1%}" in row
 
 
 def test_the_same_command_writes_the_same_bytes(tmp_path, capsys):
