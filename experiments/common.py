@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from lab3.results import load_run
 from lab3.sim.jobs import Job, run_jobs, simulate
 from lab3.sim.writer import write_run
 from lab3.summary import run_row
+
+AT_ONCE = 1e6
+"""Requests/s that send everything at once, a trace's rows too."""
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "sim"
 METRICS = (
@@ -36,6 +41,7 @@ METRICS = (
     "output_tokens_per_s",
     "requests_per_s",
     "preemptions",
+    "recomputed_tokens",
     "recompute_tax",
     "kv_peak_share",
     "mixed_step_share",
@@ -74,7 +80,8 @@ def measure(job: Job, metrics: Sequence[str] = METRICS) -> dict[str, Any]:
     found["waiting_mean"] = float(steps.waiting.mean())
     found["running_mean"] = float(steps.running.mean())
     found["makespan_s"] = simulation.end_s
-    return found | run.info.raw["bounds"]
+    engine = {"request_rate": job.request_rate, "kv_blocks": job.kv_blocks}
+    return engine | found | run.info.raw["bounds"]
 
 
 def capacity(job: Job) -> float:
@@ -83,9 +90,7 @@ def capacity(job: Job) -> float:
     Counted from the first fifth of the requests to the last: filling and draining the engine
     would make it look slower than it is under lasting load.
     """
-    everything = replace(
-        job, scheduler=None, settings={}, request_rate=math.inf, predictions="none"
-    )
+    everything = replace(job, scheduler=None, settings={}, request_rate=AT_ONCE, predictions="none")
     simulation = simulate(everything, record_steps=False)
     ends_s = sorted(times[-1] for times in simulation.token_times_s)
     first, last = len(ends_s) // 5, 4 * len(ends_s) // 5
@@ -98,7 +103,7 @@ def capacity(job: Job) -> float:
 class Table:
     """Rows of an experiment in a CSV file; rows that are there are not simulated again.
 
-    ``keys``: the columns that tell rows apart.
+    ``keys``: the columns that tell rows apart; a row's dict of keys may hold further columns.
     """
 
     path: Path
@@ -136,7 +141,47 @@ class Table:
         return tuple(str(key[name]) for name in self.keys)
 
 
-def options(doc: str | None) -> argparse.ArgumentParser:
+@dataclass(frozen=True)
+class Experiment:
+    """``wanted(args)`` gives (keys, job) of every row.
+
+    ``name``: of the CSV and JSON files. ``base(args)``: what all jobs have in common.
+    ``show(rows, out)`` makes tables and figures.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    base: Callable[[argparse.Namespace], Job]
+    wanted: Callable[[argparse.Namespace], Iterable[tuple[dict[str, Any], Job]]]
+    show: Callable[[pd.DataFrame, Path], None]
+
+    def main(self, doc: str | None, *, with_trace: bool = False) -> int:
+        """The experiment's command; 0 complete, 2 for a mistake, 3 stopped by ``--limit-s``."""
+        args = options(doc, with_trace).parse_args()
+        table = Table(args.out / f"{self.name}.csv", self.keys)
+        try:
+            self._set_up(args.out / f"{self.name}.json", self.base(args), table)
+            wanted = list(self.wanted(args))
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        complete = table.fill(wanted, args.processes, args.limit_s)
+        if table.path.exists():
+            self.show(table.read(), args.out)
+        return 0 if complete else 3
+
+    def _set_up(self, path: Path, base: Job, table: Table) -> None:
+        description = {"experiment": self.name}
+        text = setup_text(description, base)
+        if table.path.exists() and path.exists() and path.read_text(encoding="utf-8") != text:
+            raise ValueError(
+                f"the rows of {table.path} were made with other options or another vLLM, see "
+                f"{path.name}: take another --out"
+            )
+        write_setup(path, description, base)
+
+
+def options(doc: str | None, with_trace: bool = False) -> argparse.ArgumentParser:
     """The options that every experiment has."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -146,28 +191,23 @@ def options(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--num-prompts", type=int, default=200)
     parser.add_argument("--processes", type=int, help="side by side (default: all cores)")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="stop after so long")
+    if with_trace:
+        parser.add_argument("--trace", type=Path, help="CSV trace whose lengths are tried as well")
     return parser
 
 
 def write_setup(path: Path, description: dict[str, Any], base: Job) -> None:
     """What the rows of an experiment have in common, as JSON beside the CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(setup_text(description, base), encoding="utf-8")
+
+
+def setup_text(description: dict[str, Any], base: Job) -> str:
     content = description | {
         "source": "simulated",
+        # Without what follows a "+": the builds for CPU and GPU have the same schedulers.
+        "vllm": metadata.version("vllm").partition("+")[0],
         "cost_model": base.cost_model().parameters(),
         "base_job": base.as_dict(),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def relative(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFrame:
-    """Each arm's mean over seeds of (its metric / the default's at the same seed) - 1.
-
-    Index: ``cell`` columns and arm; columns: mean, low, high over the seeds.
-    """
-    keys = [*cell, "seed"]
-    base = frame[frame.arm == "default"].set_index(keys)[metric].rename("base")
-    joined = frame.join(base, on=keys)
-    joined["change"] = joined[metric] / joined.base - 1
-    grouped = joined.groupby([*cell, "arm"], sort=False).change
-    return pd.DataFrame({"mean": grouped.mean(), "low": grouped.min(), "high": grouped.max()})
+    return json.dumps(content, indent=1) + "\n"

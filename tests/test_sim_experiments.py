@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from experiments import sim_dla, sim_map, validate_gpu, validate_live
-from experiments.common import Arm, Table, capacity, measure, relative
+from experiments.common import Arm, Table, capacity, measure
+from experiments.report import relative
 from lab3.sim.jobs import Job
 
 TINY = Job(num_prompts=12, input_len=40, output_len=10, request_rate=100.0, kv_blocks=100)
@@ -33,6 +34,7 @@ def test_capacity_is_what_an_overloaded_engine_delivers():
     most = capacity(replace(TINY, num_prompts=60))
     row = measure(replace(TINY, num_prompts=60, request_rate=3 * most))
     assert row["requests_per_s"] == pytest.approx(most, rel=0.25)
+    assert (row["request_rate"], row["kv_blocks"]) == (3 * most, TINY.kv_blocks)
     assert 0 < row["makespan_bound_fraction"] < 1
 
 

@@ -1,0 +1,73 @@
+"""Tables of the experiments as Markdown: changes against vLLM's default, winners per regime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lab3.text_table import NOTHING, Cell, Table, to_markdown
+
+NO_WINNER = "no clear winner"
+
+
+def relative(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFrame:
+    """Each arm's mean over seeds of (its metric / the default's at the same seed) - 1.
+
+    Index: ``cell`` columns and arm; columns: mean, low, high over the seeds. Seeds at which the
+    default's metric is 0 are left out; NaN if that is all of them.
+    """
+    keys = [*cell, "seed"]
+    base = frame[frame.arm == "default"].set_index(keys)[metric].rename("base")
+    joined = frame.join(base, on=keys)
+    joined["change"] = joined[metric] / joined.base.where(joined.base > 0) - 1
+    grouped = joined.groupby([*cell, "arm"], sort=False).change
+    return pd.DataFrame({"mean": grouped.mean(), "low": grouped.min(), "high": grouped.max()})
+
+
+def winners(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFrame:
+    """The arm with the lowest mean ``metric`` in each cell and its ``change``.
+
+    Index: ``cell``. Better than the default at every seed, or it is no winner.
+    """
+    rows = {}
+    for regime, arms in relative(frame, cell, metric).groupby(level=list(cell), sort=False):
+        own = arms.droplevel(list(cell))
+        name = own["mean"].idxmin()
+        rows[regime] = (name if own.high[name] < 0 else NO_WINNER, own["mean"][name])
+    index = pd.MultiIndex.from_tuples(rows, names=list(cell))
+    return pd.DataFrame(rows.values(), index=index, columns=["arm", "change"])
+
+
+def percent(value: float) -> str:
+    """A change as "+12 %"."""
+    return NOTHING if math.isnan(value) else f"{100 * value:+.0f} %"
+
+
+def change_cell(changes: pd.DataFrame, key: tuple, with_range: bool = True) -> Cell:
+    """The change at ``key`` of ``relative``'s result, its range over the seeds behind it."""
+    if key not in changes.index:
+        return Cell(NOTHING)
+    mean, low, high = changes.loc[key, ["mean", "low", "high"]]
+    shown = with_range and not math.isnan(mean) and percent(low) != percent(high)
+    return Cell(percent(mean), f"{percent(low)[:-2]} to {percent(high)[:-2]}" if shown else "")
+
+
+def winner_cell(found: pd.DataFrame, key: tuple) -> Cell:
+    """As "SJF -34 %", or that nothing beats the default."""
+    arm, change = found.loc[key]
+    return Cell(arm if arm == NO_WINNER else f"{arm} {percent(change)}")
+
+
+def write(path: Path, tables: Sequence[Table], notes: Sequence[str]) -> None:
+    """``tables`` and below them ``notes``, a bullet each."""
+    bullets = "\n".join(f"- {note}" for note in notes)
+    text = "\n\n".join([*map(to_markdown, tables), bullets])
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def cells(frame: pd.DataFrame, cell: Sequence[str]) -> Iterator[tuple]:
+    """The distinct values of the ``cell`` columns in their order of appearance."""
+    return frame[list(cell)].drop_duplicates().itertuples(index=False, name=None)
