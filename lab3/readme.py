@@ -1,8 +1,9 @@
 """Puts measured tables into README.md and docs/: python -m lab3.readme [--check]
 
-A block looks like this, and everything between its two lines comes from the named file:
+A block looks like this, and everything between its two lines comes from the named file, all of it
+or ("summary of") its first table and the line that says where the numbers come from:
 
-    <!-- from results/task3-cpu/table.md -->
+    <!-- summary of results/task3-cpu/table.md -->
     ...
     <!-- end -->
 
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_BLOCK = re.compile(r"(<!-- from (?P<source>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- (?P<part>from|summary of) (?P<source>\S+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
 
 
 def pages(root: Path) -> list[Path]:
@@ -32,11 +35,20 @@ def filled(text: str, root: Path) -> str:
 
     def fill(block: re.Match[str]) -> str:
         content = (root / block["source"]).read_text(encoding="utf-8").strip()
+        if block["part"] == "summary of":
+            content = summary(content)
         # Headings of a table file would break the README's own outline.
         content = re.sub(r"^#+ (.*)$", r"**\1**", content, flags=re.MULTILINE)
-        return f"{block[1]}\n{content}\n\n{block[3]}"
+        return f"{block[1]}\n{content}\n\n{block[4]}"
 
     return _BLOCK.sub(fill, text)
+
+
+def summary(content: str) -> str:
+    """The first table of a table.md, with its title, and the line of provenance."""
+    table = re.search(r"^(?:\*\*.*\*\*\n\n)?(?:\|.*\n?)+", content, re.MULTILINE)
+    origin = re.search(r"^- (?:Measured|SIMULATED).*$", content, re.MULTILINE)
+    return "\n\n".join(found[0].strip() for found in (table, origin) if found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,3 +42,9 @@ def test_every_linked_file_exists(page: Path):
     local = [target for target in targets if "://" not in target]
     assert local
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_a_summary_is_the_first_table_and_where_it_comes_from():
+    first, second = "**T**\n\n| a |\n|---|\n| 1 |", "**U**\n\n| b |\n|---|\n| 2 |"
+    text = f"{first}\n\n{second}\n\n- said\n- Measured; CPU.\n"
+    assert readme.summary(text) == f"{first}\n\n- Measured; CPU."

@@ -14,7 +14,8 @@ from typing import Any
 import typst
 
 from lab3.report import claims, facts, fonts, tables
-from lab3.report.results import FIGURES, MEASURED, ReportError, Results
+from lab3.report.labels import label
+from lab3.report.results import FIGURES, MEASURED, STRATEGIES, ReportError, Results
 
 DATA = "build/report.json"
 """Read by typst; ``build/`` is ignored by git."""
@@ -28,6 +29,10 @@ def data(results: Results) -> dict[str, Any]:
     return {
         "facts": facts.collect(results),
         "tables": tables.collect(results),
+        "sentences": {
+            name: [[label(name, arm), text] for arm, text in facts.sentences(results, name)]
+            for name in STRATEGIES
+        },
         "figures": {name: f"/results/{path}" for name, path in FIGURES.items()},
         "claims": sorted(claims.CLAIMS),
         "day": [int(part) for part in last_day(results).split("-")],

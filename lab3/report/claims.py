@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lab3.captions import TINY_GAP_WARNING
 from lab3.report.phrases import direction
 from lab3.report.results import TASK1, TASK1_REAL, TASK3, Results
 from lab3.sweep import RATE_BOUND_SHARE, latency_trends, recommended_x, request_rate
@@ -114,15 +115,47 @@ def load_limits_throughput(results: Results) -> bool:
 
 @claim("task2-small-x-for-chat")
 def small_x_for_chat(results: Results) -> bool:
-    """The X recommended for chat has the lowest ITL P99 of all."""
+    """The X recommended for chat is the smallest one, and has the lowest ITL P99 of all."""
     rows = results.sweep
-    return recommended_x(rows) == rows.itl_p99_ms.idxmin()
+    return recommended_x(rows) == rows.itl_p99_ms.idxmin() == rows.x.min()
 
 
 @claim("task3-a-itl-p99")
 def a_is_worse_on_itl(results: Results) -> bool:
     """A's ITL P99 is above the default's, beyond noise."""
     return against_default(results, TASK3, "prefill_first", "itl_p99_ms") == "worse"
+
+
+@claim("task3-a-max-gap")
+def a_stalls_longer(results: Results) -> bool:
+    """The longest stall of a request is longer under A, beyond noise, and by more than ITL P99."""
+    rows = results.strategies(TASK3)[["max_gap_p99_ms", "itl_p99_ms"]]
+    ratios = rows.loc["prefill_first"] / rows.loc["default"]
+    worse = against_default(results, TASK3, "prefill_first", "max_gap_p99_ms") == "worse"
+    return worse and ratios.max_gap_p99_ms > ratios.itl_p99_ms
+
+
+@claim("task3-a-ttft-same")
+def a_gains_no_ttft(results: Results) -> bool:
+    """A's TTFT does not differ from the default's by more than noise."""
+    metrics = ("ttft_p50_ms", "ttft_p99_ms")
+    return all(against_default(results, TASK3, "prefill_first", m) == "noise" for m in metrics)
+
+
+@claim("task3-controls-same")
+def controls_are_the_same(results: Results) -> bool:
+    """On equal lengths neither Passthrough nor SJF differs from the default by more than noise."""
+    return all(
+        against_default(results, TASK3, arm, metric) == "noise"
+        for arm in ("passthrough", "sjf")
+        for metric in ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "e2e_mean_ms")
+    )
+
+
+@claim("task3-client-same")
+def client_keeps_up(results: Results) -> bool:
+    """The client reads single chunks: hardly any gap under 0.3 ms in any arm of Task 3."""
+    return bool(results.strategies(TASK3).tiny_gap_share.max() < TINY_GAP_WARNING)
 
 
 @claim("task3-a-pure")

@@ -17,7 +17,7 @@ import pandas as pd
 
 from experiments.report import relative
 from lab3 import profile
-from lab3.report.phrases import change, compared, theory, times, trend
+from lab3.report.phrases import change, compared, direction, theory, times, trend
 from lab3.report.results import MEASURED, STRATEGIES, TASK1, TASK1_REAL, TASK2, Results, point
 from lab3.summary import Spread, spread
 from lab3.sweep import latency_trends, recommended_x, request_rate, saturation_x
@@ -128,6 +128,34 @@ def strategies(results: Results, name: str) -> Iterator[tuple[str, str]]:
     yield f"{name}.repeats", count(rows.repeats.min())
     for key, value in point(first).items():
         yield f"{name}.{key}", str(value)
+
+
+SENTENCE = (
+    ("TTFT P50", "ttft_p50_ms"),
+    ("TTFT P99", "ttft_p99_ms"),
+    ("ITL P99", "itl_p99_ms"),
+    ("最长停顿 P99", "max_gap_p99_ms"),
+    ("E2E 均值", "e2e_mean_ms"),
+    ("E2E P99", "e2e_p99_ms"),
+    ("吞吐", "output_tokens_per_s"),
+    ("抢占", "preemptions"),
+    ("重算 token", "recomputed_tokens"),
+)
+
+
+def sentences(results: Results, name: str) -> list[tuple[str, str]]:
+    """(arm, what differs from the default beyond noise) for each strategy of a comparison."""
+    rows = results.strategies(name)
+    found = []
+    for arm in rows.index.drop(["default"]):
+        parts = []
+        for word, metric in SENTENCE:
+            own, base = (results.spread(name, one, metric) for one in (arm, "default"))
+            if direction(own, base, metric) in ("better", "worse"):
+                parts.append(f"{word} {compared(own, base, metric)}")
+        text = "，".join(parts) or "与默认没有超出噪声的差别"
+        found.append((arm, f"{text}。"))
+    return found
 
 
 def _numbers(key: str, metric: str, own: Spread, base: Spread) -> Iterator[tuple[str, str]]:

@@ -17,3 +17,9 @@ DLA_LABELS = LABELS | {
     "future_peak": "DLA：未来峰值准入",
     "watermark": "watermark 0.03（无预测）",
 }
+
+
+def label(folder: str, arm: str) -> str:
+    """An arm's name in a comparison; an unknown arm keeps the name that the script gave it."""
+    known = DLA_LABELS if folder.startswith("dla") else LABELS
+    return known.get(arm, arm)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lab3 import table
 from lab3.report import simulated
-from lab3.report.labels import DLA_LABELS, LABELS
+from lab3.report.labels import label
 from lab3.report.results import (
     MEASURED,
     STRATEGIES,
@@ -164,19 +164,18 @@ def sweep(results: Results, columns: Sequence[table.Column]) -> Table:
 def strategies(results: Results, name: str, columns: Sequence[table.Column]) -> Table:
     """A comparison's arms with medians and ranges."""
     rows = results.strategies(name)
-    return table.metric_table(name, "策略", rows, labels(rows), columns)
+    return table.metric_table(name, "策略", rows, labels(name, rows), columns)
 
 
-def labels(rows: pd.DataFrame) -> list[str]:
-    """Chinese names of arms; an arm of other tasks keeps its own label."""
-    known = DLA_LABELS if (rows.task == "dla").all() else LABELS
-    return [known.get(row.arm, row.label) for row in rows.itertuples()]
+def labels(name: str, rows: pd.DataFrame) -> list[str]:
+    """Names of a comparison's arms, in order."""
+    return [label(name, arm) for arm in rows.arm]
 
 
 def ratios(results: Results, name: str) -> Table:
     """Each arm's medians over the default's; "~" marks what is within noise."""
     rows = results.strategies(name)
-    made = table.ratio_table(rows, labels(rows), "default", table.COMPARED)
+    made = table.ratio_table(rows, labels(name, rows), "default", table.COMPARED)
     if made is None:
         return Table(name, (("策略", ""),), ())
     return dataclasses.replace(made, headers=(("策略", ""), *made.headers[1:]))
