@@ -11,7 +11,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 MAX_KEPT_BYTES = 8 * 2**20
 _STREAM, _JSON = b"text/event-stream", b"application/json"
-_END, _USAGE, _CHOICES, _ERROR = b"data: [DONE]", b'"usage":{', b'"choices":[{', b'"error":{'
+_END, _USAGE, _CHOICES, _ERROR = b"data: [DONE]", b'"usage":{', b'"choices":[{', b'data: {"error"'
 
 
 class AnswerWatch:
@@ -61,7 +61,7 @@ class AnswerWatch:
     def _event(self, event: bytes) -> None:
         if event.startswith(_END):
             self._finish(self._chunks if self._usage is None else self._usage)
-        elif _ERROR in event and _CHOICES not in event:
+        elif event.startswith(_ERROR):
             self._failed = True
         else:
             self._chunks += _CHOICES in event

@@ -393,6 +393,8 @@ def usage(tokens: int) -> str:
         (stream(token(), token(), token(), DONE), {}, 3),  # no usage: chunks
         (stream(token(), token()), {}, None),  # cut off
         (stream(token(), 'data: {"error":{"message":"x"}}\n\n', DONE), {}, None),
+        (stream(token(), 'data: {"error": {"message": "x"}}\n\n', DONE), {}, None),
+        (stream(token('"error": {'), DONE), {}, 1),
         (answer({"usage": {"completion_tokens": 37}}, status=500), {}, None),
         (answer({"usage": {"completion_tokens": 0}}), {}, None),
         (answer({"usage": {}}), {}, None),

@@ -58,12 +58,13 @@ def dla_figure(runs: Sequence[Run], simulated: pd.DataFrame | None = None) -> Fi
     legend_above(figure, handles)
     infos = [run.info for run in runs]
     repeats = sorted({len(own) for own in arms.values()})
+    how = f"{' or '.join(map(str, repeats))} runs an arm: thin lines and dots each, thick pooled."
+    if repeats == [1]:
+        how = "One run an arm."
     footer(
         figure,
         [
-            f"{' or '.join(map(str, repeats))} runs an arm: thin lines and dots each, thick lines "
-            "pooled, bars median. Without the first 10% of the requests; preemptions over all. "
-            + kv_line(infos),
+            f"{how} Without the first 10% of the requests; preemptions over all. {kv_line(infos)}",
             "" if simulated is None else "SIMULATED diamonds: step times fitted on Passthrough.",
             provenance_line(infos),
         ],
