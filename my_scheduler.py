@@ -8,7 +8,7 @@ Settings come from ``--additional-config '{"lab3": {"name": value}}'``; each cla
 One file on purpose: the lab hands in one. Each class fits on a screen; sums are in lab3/policy/.
 """
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from lab3.policy.fairness import VirtualTokens, client_name, jain_index
 from lab3.policy.ordering import aged_size
 from lab3.policy.prediction import (
     claimed_tokens,
+    claimed_tokens_of_all,
     expected_tokens,
     expected_tokens_of_all,
     parse_prediction,
@@ -418,9 +419,8 @@ class DLAScheduler(LabScheduler):
         self._choosing_victim = self._must_choose_victim()
         # Whoever is last gives way. Decodes come before prompts, whose chunks would take their
         # tokens; `_allocate_slots` finds the victim among both.
-        order = self.running_in_order(lambda r: (r.is_prefill_chunk, *self._eviction_key(r)))
         try:
-            with order if self._choosing_victim else nullcontext():
+            with self._victim_last() if self._choosing_victim else nullcontext():
                 return super().schedule(*args, **kwargs)
         finally:
             self._choosing_victim = False
@@ -432,6 +432,21 @@ class DLAScheduler(LabScheduler):
             and self.blocks_may_run_out()
             and any(r.request_id in self._predicted for r in self.running)
         )
+
+    def _victim_last(self) -> AbstractContextManager[None]:
+        running, predicted = self.running, self._predicted
+        to_come = claimed_tokens_of_all(
+            np.array([predicted.get(r.request_id, 0) for r in running]),
+            np.array([r.num_output_tokens for r in running]),
+            np.array([r.max_tokens for r in running]),
+        )
+        computed = np.array([r.num_computed_tokens for r in running])
+        scores = eviction_score(self.settings.victim, to_come, computed)
+        arrivals = [r.arrival_time for r in running]
+        # All at once and by the last key first: 256 keys one by one take a third of schedule().
+        order = np.lexsort((arrivals, scores, [r.is_prefill_chunk for r in running]))
+        place = {running[index]: place for place, index in enumerate(order.tolist())}
+        return self.running_in_order(place.__getitem__)
 
     def _allocate_slots(
         self, request: Request, num_new_tokens: int, **kwargs: Any

@@ -8,6 +8,7 @@ import pytest
 
 from lab3.policy.prediction import (
     claimed_tokens,
+    claimed_tokens_of_all,
     expected_tokens,
     expected_tokens_of_all,
     parse_prediction,
@@ -61,6 +62,8 @@ def test_all_at_once_is_one_by_one():
     rows = [(rng.randint(0, 90), rng.randint(0, 120), rng.randint(1, 110)) for _ in range(500)]
     together = expected_tokens_of_all(*np.array(rows).T)
     assert together.tolist() == [expected_tokens(*row) for row in rows]
+    together = claimed_tokens_of_all(*np.array(rows).T)
+    assert together.tolist() == [claimed_tokens(p or None, *row) for p, *row in rows]
 
 
 @pytest.mark.parametrize("tokens", [claimed_tokens, expected_tokens])

@@ -28,15 +28,17 @@ class FuturePeak:
         remaining = np.array(remaining_tokens, dtype=float)
         if used_tokens is not None and len(held):
             held *= used_tokens / held.sum()
-        order = np.argsort(-remaining, kind="stable")
-        self._sort_in(held[order], remaining[order])
+        order = np.argsort(-remaining)
+        self._take(held[order], remaining[order])
 
     def peak(self) -> float:
         """Tokens at the worst moment; 0 without requests."""
+        self._look_ahead()
         return float(self._worst_before[-1])
 
     def peak_with(self, held: float, remaining: float) -> float:
         """The same with one more request in the batch."""
+        self._look_ahead()
         at = self._place(remaining)
         own_end = self._sums[at] + held + (at + 1) * remaining
         return float(max(self._worst_before[at], own_end, self._worst_beside[at] + held))
@@ -44,23 +46,33 @@ class FuturePeak:
     def add(self, held: float, remaining: float) -> None:
         """One more request joins the batch."""
         at = self._place(remaining)
-        self._sort_in(
+        self._take(
             np.concatenate((self._held[:at], [held], self._held[at:])),
             np.concatenate((self._remaining[:at], [remaining], self._remaining[at:])),
         )
 
-    def _place(self, remaining: float) -> int:
-        return int(np.searchsorted(-self._remaining, -remaining, side="right"))
+    def _take(self, held: np.ndarray, remaining: np.ndarray) -> None:
+        """The batch, most remaining first."""
+        self._held, self._remaining, self._key = held, remaining, -remaining
+        self._sums: np.ndarray | None = None
 
-    def _sort_in(self, held: np.ndarray, remaining: np.ndarray) -> None:
-        """Takes the batch, most remaining first, and looks at all its moments once.
+    def _place(self, remaining: float) -> int:
+        return int(self._key.searchsorted(-remaining, side="right"))
+
+    def _look_ahead(self) -> None:
+        """All moments of the batch at once, when they are asked for.
 
         ``_worst_before[k]``: most tokens at an end of the first k. ``_worst_beside[k]``: the same
         for those from k on if one request without tokens of its own goes on beside them.
         """
-        self._held, self._remaining = held, remaining
-        self._sums = np.concatenate(([0.0], np.cumsum(held)))
-        ends = self._sums[1:] + np.arange(1, len(held) + 1) * remaining
-        self._worst_before = np.maximum.accumulate(np.concatenate(([0.0], ends)))
-        beside = np.concatenate((ends + remaining, [0.0]))
-        self._worst_beside = np.maximum.accumulate(beside[::-1])[::-1]
+        if self._sums is not None:
+            return
+        num_requests = len(self._held)
+        self._sums = np.zeros(num_requests + 1)
+        self._held.cumsum(out=self._sums[1:])
+        ends = self._sums[1:] + np.arange(1, num_requests + 1) * self._remaining
+        self._worst_before = np.zeros(num_requests + 1)
+        np.maximum.accumulate(ends, out=self._worst_before[1:])
+        self._worst_beside = np.zeros(num_requests + 1)
+        beside = (ends + self._remaining)[::-1]
+        np.maximum.accumulate(beside, out=self._worst_beside[:-1][::-1])

@@ -55,3 +55,11 @@ def claimed_tokens(predicted: int | None, generated: int, max_tokens: int) -> in
     if predicted is None or generated >= predicted:
         return left
     return min(predicted - generated, left)
+
+
+def claimed_tokens_of_all(
+    predicted: np.ndarray, generated: np.ndarray, max_tokens: np.ndarray
+) -> np.ndarray:
+    """``claimed_tokens`` of many requests at once, shape (requests,); ``predicted`` 0 is None."""
+    left = np.maximum(max_tokens - generated, 1)
+    return np.where(generated < predicted, np.minimum(predicted - generated, left), left)
