@@ -36,7 +36,7 @@ FIGURES = {
     "3A-tail": f"{TASK3}/fig3a_tail.png",
     "3B": f"{TASK3}/fig3b_steps.png",
     "3A-varied": f"{VARIED}/fig3a_cdf.png",
-    "dla": f"{DLA}/fig3a_tail.png",
+    "dla": f"{DLA}/dla_jct.png",
     "sim-tasks": "sim/tasks_fixed.png",
     "sim-dla": "sim/dla.png",
     "sim-map": "sim/map.png",

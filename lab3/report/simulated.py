@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pandas as pd
@@ -148,9 +149,15 @@ def published(results: Results) -> Table:
 
 
 def live_change(results: Results, arm: str, metric: str) -> Cell:
-    """An arm's change against the default on the live server; "~" marks what is within noise."""
-    own, base = (results.spread(DLA, name, metric) for name in (arm, "default"))
-    if not base.median:
+    """An arm's change on the live server; "~" marks what is within noise.
+
+    Against the default, or against Passthrough for what vLLM's default does not record.
+    """
+    own, base, control = (
+        results.spread(DLA, name, metric) for name in (arm, "default", "passthrough")
+    )
+    base = control if math.isnan(base.median) else base
+    if not base.median or math.isnan(base.median):
         return Cell(NOTHING)
     return Cell(("~" if within_noise(own, base) else "") + change(own.median / base.median - 1))
 

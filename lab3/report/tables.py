@@ -12,6 +12,7 @@ from lab3 import table
 from lab3.report import simulated
 from lab3.report.labels import label
 from lab3.report.results import (
+    DLA,
     MEASURED,
     STRATEGIES,
     TASK1,
@@ -48,6 +49,8 @@ MORE = tuple(
 )
 DLA_CELL = ("lengths", "load", "kv", "caching", "predictions")
 
+COLUMNS = {DLA: (table.DLA, table.DLA_DETAILS, table.DLA_COMPARED)}
+
 
 def collect(results: Results) -> dict[str, dict[str, Any]]:
     """All tables by name, as JSON."""
@@ -60,9 +63,10 @@ def collect(results: Results) -> dict[str, dict[str, Any]]:
     found["task2-more"] = (sweep(results, MORE_SWEEP), source, "measured")
     for name in STRATEGIES:
         source = f"{name}/summary.csv"
-        found[name] = (strategies(results, name, table.MAIN), source, "measured")
-        found[f"{name}-more"] = (strategies(results, name, MORE), source, "measured")
-        found[f"{name}-ratio"] = (ratios(results, name), source, "measured")
+        main, more, compared = COLUMNS.get(name, (table.MAIN, MORE, table.COMPARED))
+        found[name] = (strategies(results, name, main), source, "measured")
+        found[f"{name}-more"] = (strategies(results, name, more), source, "measured")
+        found[f"{name}-ratio"] = (ratios(results, name, compared), source, "measured")
     found |= simulated.collect(results)
     return {name: as_json(*entry) for name, entry in found.items()}
 
@@ -172,10 +176,10 @@ def labels(name: str, rows: pd.DataFrame) -> list[str]:
     return [label(name, arm) for arm in rows.arm]
 
 
-def ratios(results: Results, name: str) -> Table:
+def ratios(results: Results, name: str, columns: Sequence[table.Column]) -> Table:
     """Each arm's medians over the default's; "~" marks what is within noise."""
     rows = results.strategies(name)
-    made = table.ratio_table(rows, labels(name, rows), "default", table.COMPARED)
+    made = table.ratio_table(rows, labels(name, rows), "default", columns)
     if made is None:
         return Table(name, (("策略", ""),), ())
     return dataclasses.replace(made, headers=(("策略", ""), *made.headers[1:]))
