@@ -181,7 +181,7 @@ def saturation_lines(rows: pd.DataFrame) -> list[str]:
     drops = [
         f"{a} to {b}"
         for a, b, low, high in zip(rows.x, rows.x[1:], tokens, tokens[1:], strict=False)
-        if high.median < low.median and not within_noise(low, high)
+        if high.median < SATURATED_SHARE * low.median and not within_noise(low, high)
     ]
     shape = f"drops from X={', '.join(drops)}" if drops else "never drops beyond noise as X grows"
     x, best = saturation_x(rows), rows.output_tokens_per_s.max()
