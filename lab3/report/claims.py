@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lab3.captions import TINY_GAP_WARNING
 from lab3.report.phrases import direction
-from lab3.report.results import TASK1, TASK1_REAL, TASK3, Results
+from lab3.report.results import PARTS, TASK1, TASK1_REAL, TASK3, Results
 from lab3.sweep import RATE_BOUND_SHARE, latency_trends, recommended_x, request_rate
 from lab3.task1.job import EOS, FIXED
 
@@ -19,11 +19,12 @@ Claim = Callable[[Results], bool]
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(name: str) -> Callable[[Claim], Claim]:
-    """Registers a claim under the name that the text uses."""
+def claim(name: str, part: str | None = None) -> Callable[[Claim], Claim]:
+    """Registers a claim under the name that the text uses; of a part, if the report has it."""
 
     def register(function: Claim) -> Claim:
-        CLAIMS[name] = function
+        if part is None or part in PARTS:
+            CLAIMS[name] = function
         return function
 
     return register

@@ -18,7 +18,16 @@ import pandas as pd
 from experiments.report import relative
 from lab3 import profile
 from lab3.report.phrases import change, compared, direction, theory, times, trend
-from lab3.report.results import MEASURED, STRATEGIES, TASK1, TASK1_REAL, TASK2, Results, point
+from lab3.report.results import (
+    MEASURED,
+    PARTS,
+    STRATEGIES,
+    TASK1,
+    TASK1_REAL,
+    TASK2,
+    Results,
+    point,
+)
 from lab3.summary import Spread, spread
 from lab3.sweep import latency_trends, recommended_x, request_rate, saturation_x
 from lab3.task1.job import EOS, FIXED
@@ -195,16 +204,14 @@ def sweep(results: Results) -> Iterator[tuple[str, str]]:
 
 def simulations(results: Results) -> Iterator[tuple[str, str]]:
     """Changes against the default, means over the seeds; errors of the validation."""
-    tasks = results.simulated("tasks")
-    strategies_only = tasks[tasks.budget == "2048"]
-    yield from _changes("sim-tasks", strategies_only, ("engine", "lengths", "point"))
-    sweep_rows = tasks[(tasks.arm == "default") & (tasks.lengths == "fixed")]
-    for key, group in sweep_rows.groupby(["engine", "point", "budget"], sort=False):
-        for metric in SIMULATED_METRICS:
-            yield f"sim-budget.{'.'.join(key)}.{metric}", written(metric, group[metric].mean())
-    yield from _changes(
-        "sim-dla", results.simulated("dla"), ("lengths", "load", "kv", "caching", "predictions")
-    )
+    if "sim-tasks" in PARTS:
+        tasks = results.simulated("tasks")
+        yield from _changes(
+            "sim-tasks", tasks[tasks.budget == "2048"], ("engine", "lengths", "point")
+        )
+    if "sim-dla" in PARTS:
+        cell = ("lengths", "load", "kv", "caching", "predictions")
+        yield from _changes("sim-dla", results.simulated("dla"), cell)
     for row in results.simulated("validation_gpu").itertuples():
         error = f"{100 * row.error:+.1f}%".replace("-", "−")
         yield f"validation.{row.metric}.{row.statistic}", error

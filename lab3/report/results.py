@@ -14,9 +14,23 @@ from lab3.summary import Spread, spread
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASK1, TASK1_REAL = "task1-cpu", "task1-smollm2"
 TASK2, TASK3, VARIED, DLA = "task2-cpu", "task3-cpu", "task3-varied-cpu", "dla-cpu"
-STRATEGIES = (TASK3, VARIED, DLA)
-MEASURED = (TASK1, TASK1_REAL, TASK2, TASK3, VARIED, DLA)
+PARTS = ("dla-live", "sim-dla", "sim-tasks", "sim-map")
+"""What chapter 6 holds, in order: report/6-NAME.typ each. A part's results must all be there."""
+STRATEGIES = (TASK3, VARIED, *((DLA,) if "dla-live" in PARTS else ()))
+MEASURED = (TASK1, TASK1_REAL, TASK2, *STRATEGIES)
 
+_TABLES_OF = {
+    "dla-live": (f"{DLA}/simulated.csv",),
+    "sim-dla": ("sim/dla.csv",),
+    "sim-tasks": ("sim/tasks.csv",),
+    "sim-map": ("sim/map.csv",),
+}
+_FIGURES_OF = {
+    "dla-live": {"dla": f"{DLA}/dla_jct.png"},
+    "sim-dla": {"sim-dla": "sim/dla.png"},
+    "sim-tasks": {"sim-tasks": "sim/tasks_fixed.png"},
+    "sim-map": {"sim-map": "sim/map.png"},
+}
 TABLES = (
     *(f"{name}/{file}" for name in (TASK1, TASK1_REAL) for file in ("task1.csv", "table.md")),
     *(
@@ -24,8 +38,8 @@ TABLES = (
         for name in (TASK2, *STRATEGIES)
         for file in ("summary.csv", "runs.csv", "table.md")
     ),
-    f"{DLA}/simulated.csv",
-    *(f"sim/{name}" for name in ("tasks.csv", "dla.csv", "map.csv", "validation_gpu.csv")),
+    "sim/validation_gpu.csv",
+    *(name for part in PARTS for name in _TABLES_OF[part]),
 )
 SIMULATED_KEYS = ("engine", "lengths", "point", "load", "budget", "kv", "caching", "predictions")
 FIGURES = {
@@ -36,11 +50,7 @@ FIGURES = {
     "3A-tail": f"{TASK3}/fig3a_tail.png",
     "3B": f"{TASK3}/fig3b_steps.png",
     "3A-varied": f"{VARIED}/fig3a_cdf.png",
-    "dla": f"{DLA}/dla_jct.png",
-    "sim-tasks": "sim/tasks_fixed.png",
-    "sim-dla": "sim/dla.png",
-    "sim-map": "sim/map.png",
-}
+} | {name: path for part in PARTS for name, path in _FIGURES_OF[part].items()}
 
 
 class ReportError(Exception):

@@ -10,7 +10,7 @@ import pandas as pd
 from experiments.report import NO_WINNER, relative, winners
 from lab3.report.labels import DLA_LABELS
 from lab3.report.phrases import change
-from lab3.report.results import DLA, Results
+from lab3.report.results import DLA, PARTS, Results
 from lab3.summary import within_noise
 from lab3.text_table import NOTHING, Cell, Table, number, share
 
@@ -38,20 +38,23 @@ SHOWN_SIM = (
 
 
 def collect(results: Results) -> dict[str, tuple[Table, str, str]]:
-    """All of them by name: table, file, kind of source."""
-    tasks, dla = results.simulated("tasks"), results.simulated("dla")
+    """Those of the report's parts by name: table, file, kind of source."""
     validated = validation(results.simulated("validation_gpu"))
-    live = "sim/dla.csv, results/dla-cpu/summary.csv"
-    return {
-        "sim-tasks": (sim_tasks(tasks), "sim/tasks.csv", "simulated"),
-        "sim-budget": (sim_budget(tasks), "sim/tasks.csv", "simulated"),
-        "sim-dla": (sim_dla(dla), "sim/dla.csv", "simulated"),
-        "sim-predictions": (sim_predictions(dla), "sim/dla.csv", "simulated"),
-        "sim-map": (sim_map(results.simulated("map")), "sim/map.csv", "simulated"),
-        "published": (published(results), live, "both"),
-        "dla-simulated": (dla_simulated(results), f"{DLA}/simulated.csv", "both"),
-        "validation": (validated, "sim/validation_gpu.csv", "both"),
-    }
+    found = {"validation": (validated, "sim/validation_gpu.csv", "both")}
+    if "dla-live" in PARTS:
+        found["dla-simulated"] = (dla_simulated(results), f"{DLA}/simulated.csv", "both")
+    if "sim-dla" in PARTS:
+        dla, live = results.simulated("dla"), "sim/dla.csv, results/dla-cpu/summary.csv"
+        found["sim-dla"] = (sim_dla(dla), "sim/dla.csv", "simulated")
+        found["sim-predictions"] = (sim_predictions(dla), "sim/dla.csv", "simulated")
+        found["published"] = (published(results), live, "both")
+    if "sim-tasks" in PARTS:
+        tasks = results.simulated("tasks")
+        found["sim-tasks"] = (sim_tasks(tasks), "sim/tasks.csv", "simulated")
+        found["sim-budget"] = (sim_budget(tasks), "sim/tasks.csv", "simulated")
+    if "sim-map" in PARTS:
+        found["sim-map"] = (sim_map(results.simulated("map")), "sim/map.csv", "simulated")
+    return found
 
 
 def sim_tasks(frame: pd.DataFrame) -> Table:
@@ -142,7 +145,8 @@ def published(results: Results) -> Table:
     for what, metric, claimed, predictions, simulated_arm, live_arm in PUBLISHED:
         found = relative(base[base.predictions == predictions], ("lengths",), metric)
         cells = [_cell_of(found, (kind, simulated_arm)) for kind in kinds]
-        live = Cell(NOTHING) if live_arm is None else live_change(results, live_arm, metric)
+        is_live = live_arm is not None and "dla-live" in PARTS
+        live = live_change(results, live_arm, metric) if is_live else Cell(NOTHING)
         rows.append((Cell(what), Cell(claimed), *cells, live))
     headers = (("主张", ""), ("公布值", "离线块池"), *((kind, "模拟") for kind in kinds))
     return Table("published", (*headers, ("本机服务", "实测")), tuple(rows))
