@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lab3.captions import TINY_GAP_WARNING
 from lab3.report.phrases import direction
-from lab3.report.results import PARTS, TASK1, TASK1_REAL, TASK3, Results
+from lab3.report.results import DLA, PARTS, TASK1, TASK1_REAL, TASK3, Results
 from lab3.sweep import RATE_BOUND_SHARE, latency_trends, recommended_x, request_rate
 from lab3.task1.job import EOS, FIXED
 
@@ -175,4 +175,67 @@ def throughput_is_the_same(results: Results) -> bool:
         abs(ratio - 1) < 0.05
         or against_default(results, TASK3, arm, "output_tokens_per_s") == "noise"
         for arm, ratio in ratios.items()
+    )
+
+
+LOOKING_AHEAD = ("future_peak", "dla_srpt")
+
+
+@claim("dla-live-preemptions", "dla-live")
+def admission_preempts_less(results: Results) -> bool:
+    """Every admission by prediction preempts less than the default, beyond noise."""
+    arms = ("dla", *LOOKING_AHEAD)
+    return all(against_default(results, DLA, arm, "preemptions") == "better" for arm in arms)
+
+
+@claim("dla-live-stalls", "dla-live")
+def looking_ahead_stalls_less(results: Results) -> bool:
+    """The longest stalls are shorter under future peak and DLA-SRPT, beyond noise."""
+    metric = "max_gap_p99_ms"
+    return all(against_default(results, DLA, arm, metric) == "better" for arm in LOOKING_AHEAD)
+
+
+@claim("dla-live-jct", "dla-live")
+def looking_ahead_is_slower(results: Results) -> bool:
+    """Mean JCT is worse under future peak and DLA-SRPT, beyond noise."""
+    metric = "e2e_mean_ms"
+    return all(against_default(results, DLA, arm, metric) == "worse" for arm in LOOKING_AHEAD)
+
+
+@claim("dla-live-victim", "dla-live")
+def victim_alone_gains_nothing(results: Results) -> bool:
+    """Choosing the victim alone lowers neither mean JCT nor preemptions."""
+    metrics = ("e2e_mean_ms", "preemptions")
+    rows = results.strategies(DLA)[list(metrics)]
+    return all(
+        against_default(results, DLA, "dla_victim", metric) != "better"
+        and rows.loc["dla_victim", metric] > rows.loc["default", metric]
+        for metric in metrics
+    )
+
+
+@claim("dla-live-steps", "dla-live")
+def steps_are_slower(results: Results) -> bool:
+    """The engine's median step is longer under future peak and DLA-SRPT than under Passthrough."""
+    steps = results.strategies(DLA).step_p50_ms
+    return all(steps[arm] > 1.05 * steps["passthrough"] for arm in LOOKING_AHEAD)
+
+
+@claim("dla-live-simulated", "dla-live")
+def simulation_says_the_opposite(results: Results) -> bool:
+    """For future peak and DLA-SRPT the simulator predicts a lower mean JCT, the server a higher."""
+    rows = results.dla_simulated.loc[list(LOOKING_AHEAD)]
+    simulated, measured = rows.simulated_ratio_e2e_mean_ms, rows.measured_ratio_e2e_mean_ms
+    return bool((simulated < 1).all() and (measured > 1).all())
+
+
+@claim("dla-live-published", "dla-live")
+def published_claims_in_part(results: Results) -> bool:
+    """Victim + reserve preempts and recomputes less; JCT P50 is no better than the default's."""
+    tax = results.strategies(DLA).recompute_tax
+    return (
+        against_default(results, DLA, "dla", "preemptions") == "better"
+        and tax["dla"] < tax["passthrough"]
+        and against_default(results, DLA, "dla", "e2e_p50_ms") != "better"
+        and against_default(results, DLA, "dla_victim", "e2e_p50_ms") != "better"
     )

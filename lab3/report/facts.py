@@ -212,6 +212,10 @@ def simulations(results: Results) -> Iterator[tuple[str, str]]:
     if "sim-dla" in PARTS:
         cell = ("lengths", "load", "kv", "caching", "predictions")
         yield from _changes("sim-dla", results.simulated("dla"), cell)
+    if "dla-live" in PARTS:
+        for arm, row in results.dla_simulated.iterrows():
+            for source in ("measured", "simulated"):
+                yield f"dla-{source}.{arm}", f"{row[f'{source}_ratio_e2e_mean_ms']:.2f} 倍"
     for row in results.simulated("validation_gpu").itertuples():
         error = f"{100 * row.error:+.1f}%".replace("-", "−")
         yield f"validation.{row.metric}.{row.statistic}", error

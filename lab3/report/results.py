@@ -14,8 +14,9 @@ from lab3.summary import Spread, spread
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASK1, TASK1_REAL = "task1-cpu", "task1-smollm2"
 TASK2, TASK3, VARIED, DLA = "task2-cpu", "task3-cpu", "task3-varied-cpu", "dla-cpu"
-PARTS = ("dla-live", "sim-dla", "sim-tasks", "sim-map")
-"""What chapter 6 holds, in order: report/6-NAME.typ each. A part's results must all be there."""
+PARTS = ("dla-live",)
+"""What chapter 6 holds, in order: dla-live, sim-dla, sim-tasks, sim-map; report/6-NAME.typ each.
+The results of a part that is named here must all be there."""
 STRATEGIES = (TASK3, VARIED, *((DLA,) if "dla-live" in PARTS else ()))
 MEASURED = (TASK1, TASK1_REAL, TASK2, *STRATEGIES)
 
@@ -88,6 +89,11 @@ class Results:
 
         rows = pd.read_csv(self.root / TASK2 / "summary.csv")
         return sweep_values(rows).set_index("x", drop=False)
+
+    @cached_property
+    def dla_simulated(self) -> pd.DataFrame:
+        """The live DLA comparison beside its simulation, by arm."""
+        return pd.read_csv(self.root / DLA / "simulated.csv").set_index("arm", drop=False)
 
     def spread(self, name: str, arm: str, metric: str) -> Spread:
         """A metric of an arm over its repeats; raises ReportError for an unknown one."""

@@ -43,11 +43,14 @@ def collect(results: Results) -> dict[str, tuple[Table, str, str]]:
     found = {"validation": (validated, "sim/validation_gpu.csv", "both")}
     if "dla-live" in PARTS:
         found["dla-simulated"] = (dla_simulated(results), f"{DLA}/simulated.csv", "both")
+        source, kind = f"{DLA}/summary.csv", "measured"
+        if "sim-dla" in PARTS:
+            source, kind = f"{source}, results/sim/dla.csv", "both"
+        found["published"] = (published(results), source, kind)
     if "sim-dla" in PARTS:
-        dla, live = results.simulated("dla"), "sim/dla.csv, results/dla-cpu/summary.csv"
+        dla = results.simulated("dla")
         found["sim-dla"] = (sim_dla(dla), "sim/dla.csv", "simulated")
         found["sim-predictions"] = (sim_predictions(dla), "sim/dla.csv", "simulated")
-        found["published"] = (published(results), live, "both")
     if "sim-tasks" in PARTS:
         tasks = results.simulated("tasks")
         found["sim-tasks"] = (sim_tasks(tasks), "sim/tasks.csv", "simulated")
@@ -137,19 +140,24 @@ def sim_predictions(frame: pd.DataFrame) -> Table:
 
 
 def published(results: Results) -> Table:
-    """What DLA's authors published, and the same change here: simulated per lengths, and live."""
-    frame = results.simulated("dla")
-    base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.caching == "False")]
-    kinds = list(dict.fromkeys(base.lengths))
+    """What DLA's authors published, and the same change here: live and, per lengths, simulated."""
+    kinds: list[str] = []
+    if "sim-dla" in PARTS:
+        frame = results.simulated("dla")
+        base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.caching == "False")]
+        kinds = list(dict.fromkeys(base.lengths))
     rows = []
     for what, metric, claimed, predictions, simulated_arm, live_arm in PUBLISHED:
-        found = relative(base[base.predictions == predictions], ("lengths",), metric)
-        cells = [_cell_of(found, (kind, simulated_arm)) for kind in kinds]
-        is_live = live_arm is not None and "dla-live" in PARTS
-        live = live_change(results, live_arm, metric) if is_live else Cell(NOTHING)
-        rows.append((Cell(what), Cell(claimed), *cells, live))
-    headers = (("主张", ""), ("公布值", "离线块池"), *((kind, "模拟") for kind in kinds))
-    return Table("published", (*headers, ("本机服务", "实测")), tuple(rows))
+        live = Cell(NOTHING) if live_arm is None else live_change(results, live_arm, metric)
+        cells = [live]
+        if kinds:
+            found = relative(base[base.predictions == predictions], ("lengths",), metric)
+            cells += [_cell_of(found, (kind, simulated_arm)) for kind in kinds]
+        elif live_arm is None:
+            continue
+        rows.append((Cell(what), Cell(claimed), *cells))
+    headers = (("主张", ""), ("公布值", "离线块池"), ("本机服务", "实测"))
+    return Table("published", (*headers, *((kind, "模拟") for kind in kinds)), tuple(rows))
 
 
 def live_change(results: Results, arm: str, metric: str) -> Cell:
@@ -168,8 +176,7 @@ def live_change(results: Results, arm: str, metric: str) -> Cell:
 
 def dla_simulated(results: Results) -> Table:
     """The live comparison's ratios to the default beside what the calibrated simulator says."""
-    rows = pd.read_csv(results.root / DLA / "simulated.csv")
-    rows = rows[rows.arm != "default"]
+    rows = results.dla_simulated.drop(index="default")
     shown = (("e2e_mean_ms", "JCT 均值"), ("e2e_p50_ms", "JCT P50"), ("e2e_p99_ms", "JCT P99"))
     sources = (("measured", "实测"), ("simulated", "模拟"))
     headers = (("策略", ""), *((name, word) for _, name in shown for _, word in sources))
