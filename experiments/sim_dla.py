@@ -67,12 +67,17 @@ LOADED_ARMS = (
 )
 PREDICTIONS = ("noise:0.5", "noise:1", "bias:1.5", "oracle,missing:0.3")
 KEYS = ("lengths", "load", "kv", "caching", "predictions", "arm", "seed")
+DECODE_HEAVY_SHARE = 0.6
+"""Of --num-prompts: these requests take the most steps by far."""
+
 SCARCE_REQUESTS = 20
 """A scarce pool holds so many average requests at their full length."""
 
 
 def lengths_job(lengths: str, trace: Path | None, num_prompts: int) -> Job:
     """Requests of one kind of lengths, on the default engine."""
+    if lengths == "decode-heavy":
+        num_prompts = round(DECODE_HEAVY_SHARE * num_prompts)
     job = Job(num_prompts=num_prompts, max_output_tokens=2048, max_model_len=16_384)
     if trace and lengths == trace.stem:
         return replace(job, trace=str(trace), resample=True)
@@ -349,7 +354,7 @@ def draw(frame: pd.DataFrame, out: Path) -> None:
 EXPERIMENT = Experiment(
     name="dla",
     keys=KEYS,
-    base=lambda args: lengths_job("decode-heavy", None, args.num_prompts),
+    base=lambda args: lengths_job("burstgpt-like", None, args.num_prompts),
     wanted=wanted,
     show=show,
 )

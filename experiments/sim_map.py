@@ -139,7 +139,7 @@ def draw(found: pd.DataFrame, notes: list[str], out: Path) -> None:
 EXPERIMENT = Experiment(
     name="map",
     keys=KEYS,
-    base=lambda args: lengths_job("decode-heavy", None, args.num_prompts),
+    base=lambda args: lengths_job("burstgpt-like", None, args.num_prompts),
     wanted=wanted,
     show=show,
 )

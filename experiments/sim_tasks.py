@@ -8,6 +8,7 @@ tasks.csv, tasks.json and figures into --out. The lab's own size is --num-prompt
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,17 +22,18 @@ from experiments.report import cells, change_cell, relative, winner_cell, winner
 from lab3.sim.jobs import Job
 from lab3.text_table import Cell, Table, number, share
 
-LAB_RATES = (8.0, 16.0)
-"""Requests/s of Task 3 and of Task 2."""
+ENGINES = (
+    ("qwen2.5-7b", "a100-80g", {"fixed": (8.0, 16.0, "1.0"), "varied": (16.0, "1.0")}),
+    ("qwen3-0.6b", "h200", {"fixed": (8.0, 16.0, "1.0", "1.3"), "varied": ("1.0", "1.3")}),
+)
+"""Model, device, and points: the lab's rates (Task 3: 8, Task 2: 16 requests/s) as numbers, loads
+(1 is capacity) as text. The rates are 0.8 and 1.5 times the first engine's capacity, and far below
+the second's."""
 
-ENGINES = (("qwen2.5-7b", "a100-80g", (1.0,)), ("qwen3-0.6b", "h200", (1.0, 1.3)))
-"""Model, device, and loads (1 = capacity) beside the lab's rates. The lab's are 0.8 and 1.5 times
-the first engine's capacity, and far below the second's."""
-
+RANGE_RATIO = {"fixed": 0.0, "varied": 0.9}
 ARMS = (
     Arm("default"),
     Arm("A", "StepExclusivePrefillFirstScheduler"),
-    Arm("A, K=2", "StepExclusivePrefillFirstScheduler", {"max_prefill_steps": 2}),
     Arm("SJF", "SJFScheduler"),
     Arm("adaptive", "AdaptiveChunkScheduler", {"itl_target_ms": 60.0}),
     Arm("decode-first", "PureDecodeFirstScheduler"),
@@ -40,30 +42,37 @@ ARMS = (
 BUDGETS = (512, 1024, 4096, 8192)
 """Beside 2048, which every other row has."""
 
-SWEPT = ("rate 16", "load 1")
+SWEPT = ("rate 16", "load 1.0")
+LITERAL = "rate 16"
+"""Literal decode-first takes a hundred times the steps: it collapses, which one point shows."""
+
 KEYS = ("engine", "lengths", "point", "budget", "arm", "seed")
 
 
 def wanted(args: Any) -> Iterator[tuple[dict[str, Any], Job]]:
     sweep = tuple(Arm("default", options={"max_num_batched_tokens": budget}) for budget in BUDGETS)
-    for lengths, ratio in (("fixed", 0.0), ("varied", 0.9)):
-        for model, hardware, loads in ENGINES:
-            job = Job(
-                model=model, hardware=hardware, num_prompts=args.num_prompts, range_ratio=ratio
-            )
-            most = capacity(job)
-            points = {f"rate {rate:g}": rate for rate in LAB_RATES}
-            points |= {f"load {load:g}": round(load * most, 3) for load in loads}
-            for point, rate in points.items():
-                swept = ratio == 0 and point in SWEPT
-                for arm in (*ARMS, *(sweep if swept else ())):
-                    for seed in args.seeds:
-                        made = arm.job(replace(job, request_rate=rate, seed=seed))
-                        engine = f"{model} on {hardware}"
-                        budget = made.max_num_batched_tokens
-                        key = (engine, lengths, point, budget, arm.name, seed)
-                        load = {"load": round(rate / most, 3)}
-                        yield dict(zip(KEYS, key, strict=True)) | load, made
+    for (model, hardware, points), lengths in itertools.product(ENGINES, RANGE_RATIO):
+        job = Job(
+            model=model,
+            hardware=hardware,
+            num_prompts=args.num_prompts,
+            range_ratio=RANGE_RATIO[lengths],
+        )
+        most = capacity(job)
+        for point in points[lengths]:
+            by_load = isinstance(point, str)
+            rate = round(float(point) * most, 3) if by_load else point
+            name = f"load {point}" if by_load else f"rate {point:g}"
+            arms = [arm for arm in ARMS if arm.name != "decode-first"]
+            if lengths == "fixed":
+                arms += sweep if name in SWEPT else []
+                arms += [arm for arm in ARMS if arm.name == "decode-first" and name == LITERAL]
+            for arm, seed in itertools.product(arms, args.seeds):
+                made = arm.job(replace(job, request_rate=rate, seed=seed))
+                budget = made.max_num_batched_tokens
+                key = (f"{model} on {hardware}", lengths, name, budget, arm.name, seed)
+                load = {"load": round(rate / most, 3)}
+                yield dict(zip(KEYS, key, strict=True)) | load, made
 
 
 CELL = ("engine", "lengths", "point")

@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 
-from experiments import sim_dla, sim_map, sim_tasks
+from experiments import sim_dla, sim_map, sim_tasks, validate_live
 from experiments.common import METRICS, Experiment, capacity
 from experiments.report import NO_WINNER, percent, relative, winners
 from lab3.sim.jobs import Job
@@ -111,6 +111,26 @@ def test_the_map_names_winner_and_pressure(tmp_path, monkeypatch):
     text = (tmp_path / "map.md").read_text()
     assert "| a | scarce | 1.0 | 7.0 | 100.0% | 1.00 | DLA -45 % | DLA -45 % |" in text
     assert pd.read_csv(tmp_path / "map_best.csv").best_e2e_mean_ms.item() == "DLA"
+
+
+def test_a_policy_is_judged_by_the_mean_of_its_repeats():
+    metrics = (*validate_live.COMPARED, *validate_live.EXPLAINING)
+    rows = pd.DataFrame(
+        [
+            {"arm": "sjf", "run": f"sjf-r{i}", "metric": m, "measured": value, "simulated": 115.0}
+            for m in metrics
+            for i, value in enumerate((90.0, 110.0))
+        ]
+    )
+    found = validate_live.over_repeats(rows)
+    assert found.error["sjf", "ttft_mean_ms"] == pytest.approx(0.15)
+    goals = found.goal.loc["sjf"]
+    assert (goals.ttft_mean_ms, goals.tpot_p99_ms) == (0.10, 0.25)
+    assert goals[["ttft_p50_ms", "e2e_mean_ms", "engine_ttft_mean_ms"]].isna().all()
+    text = "\n".join(map(to_markdown, validate_live.tables(found)))
+    assert "| ttft mean | +15 % missed [90.0 to 110 ms] |" in text
+    assert "| ttft p99 | +15 % [90.0 to 110 ms] |" in text
+    assert "| step mean | 100 / 115 |" in text
 
 
 def tiny_experiment(num_prompts: int = 5) -> Experiment:
