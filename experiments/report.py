@@ -41,9 +41,18 @@ def winners(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFra
     return pd.DataFrame(rows.values(), index=index, columns=["arm", "change"])
 
 
+def seeds_text(frame: pd.DataFrame, cell: Sequence[str]) -> str:
+    """How many seeds stand behind a value: "3 seeds", or "1 to 3 seeds"."""
+    counts = frame.groupby([*cell, "arm"]).seed.nunique()
+    low, high = counts.min(), counts.max()
+    return f"{low} seed{'s' * (low > 1)}" if low == high else f"{low} to {high} seeds"
+
+
 def percent(value: float) -> str:
     """A change as "+12 %"."""
-    return NOTHING if math.isnan(value) else f"{100 * value:+.0f} %"
+    if math.isnan(value):
+        return NOTHING
+    return "0 %" if round(100 * value) == 0 else f"{100 * value:+.0f} %"
 
 
 def change_cell(changes: pd.DataFrame, key: tuple, with_range: bool = True) -> Cell:

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.common import Arm, Experiment, capacity
-from experiments.report import NO_WINNER, percent, winners, write
+from experiments.report import NO_WINNER, percent, seeds_text, winners, write
 from experiments.sim_dla import lengths_job, scarce_blocks
 from lab3.sim.jobs import Job
 from lab3.text_table import Cell, Table, number, share
@@ -91,7 +91,7 @@ def show(frame: pd.DataFrame, out: Path) -> None:
     found.to_csv(out / "map_best.csv", index=False, float_format="%.4g")
     notes = [
         "SIMULATED: roofline, Qwen2.5-7B on A100-80G; prefix caching on, predictions with noise "
-        f"0.5 x L; {frame.seed.nunique()} seeds. Queue, KV peak and preemptions are the default's.",
+        f"0.5 x L; {seeds_text(frame, CELL)}. Queue, KV peak and preemptions are the default's.",
         "A winner is better than the default at every seed.",
     ]
     write(out / "map.md", [map_table(found)], notes)

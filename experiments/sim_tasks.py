@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.common import Arm, Experiment, capacity
-from experiments.report import cells, change_cell, relative, winner_cell, winners, write
+from experiments.report import cells, change_cell, relative, seeds_text, winner_cell, winners, write
 from lab3.sim.jobs import Job
 from lab3.text_table import Cell, Table, number, share
 
@@ -159,7 +159,7 @@ def sweep_table(frame: pd.DataFrame) -> Table:
 def show(rows: pd.DataFrame, out: Path) -> None:
     """tasks.md, tasks_winners.md, tasks_sweep.md and the figures."""
     frame = rows[rows.budget == "2048"]
-    seeds = f"{rows.seed.nunique()} seeds"
+    seeds = seeds_text(frame, CELL)
     note = f"SIMULATED: roofline; 1,024/256 tokens, mean of {seeds}; varied: lengths +-90 %."
     rule = "A winner is better than the default at every seed; queue: waiting requests, default."
     write(out / "tasks_winners.md", [winner_table(frame)], [note, rule])

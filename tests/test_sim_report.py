@@ -51,6 +51,7 @@ def test_the_winner_is_the_lowest_mean_and_better_at_every_seed():
         (-0.40, -0.30, "holds"),
         (-0.20, -0.10, "smaller"),
         (-0.60, 0.05, "no"),
+        (-0.01, -0.01, "no"),
         (0.50, 0.70, "no"),
         (math.nan, math.nan, "nothing to save"),
     ],
