@@ -1,9 +1,11 @@
 """Figures: what is drawn is what was measured, in all formats, for any number of arms."""
 
+import json
 import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from factories import bench_result, engine_trace, write_run
 from matplotlib.collections import PolyCollection
@@ -11,6 +13,7 @@ from matplotlib.collections import PolyCollection
 from lab3.figures.__main__ import main
 from lab3.figures.cdf import ENGINE, cdf_figure, quantile_curve, tail_figure
 from lab3.figures.composition import KINDS, composition_figure, step_kinds
+from lab3.figures.dla import dla_figure
 from lab3.figures.style import looks
 from lab3.figures.sweep import latency_figure, throughput_figure
 from lab3.results import load_run
@@ -272,3 +275,62 @@ def test_a2_starts_at_zero_and_marks_saturation_and_the_offered_load(sweep_table
     ]
     level = next(line for line in panel.lines if line.get_label().startswith("offered"))
     assert set(level.get_ydata()) == {14 * 64}
+
+
+# DLA
+
+
+SIMULATED = pd.DataFrame(
+    {
+        "arm": ["default", "a"],
+        "simulated_e2e_mean_ms": [1500.0, 900.0],
+        "simulated_preemptions": [30, 7],
+    }
+)
+
+
+def markers(panel, marker):
+    return [line for line in panel.lines if line.get_marker() == marker]
+
+
+def test_dla_shows_measured_and_simulated_of_the_same_arm(strategies):
+    figure = dla_figure(strategies, SIMULATED)
+    cdf, jct, preempted = figure.axes
+    arms = [label.get_text() for label in jct.get_yticklabels()]
+    assert arms == ["Default", "Passthrough", "A"]
+    dots = {int(line.get_ydata()[0]): line.get_xdata() for line in markers(jct, ".")}
+    for row, label in enumerate(arms):
+        own = [run for run in strategies if run.info.label == label]
+        means = [run.kept.e2e_ms.mean() / 1000 for run in own]
+        assert list(dots[row]) == pytest.approx(means)
+        assert jct.patches[row].get_width() == pytest.approx(np.median(means))
+    diamonds = [float(line.get_xdata()[0]) for line in markers(jct, "D")]
+    assert diamonds[0] == 1.5
+    assert np.isnan(diamonds[1]), "the simulator has nothing of Passthrough here"
+    assert diamonds[2] == 0.9
+    assert [float(line.get_xdata()[0]) for line in markers(preempted, "D")][::2] == [30, 7]
+    pooled = [line for line in cdf.lines if line.get_linewidth() > 1]
+    assert len(pooled) == 3
+    assert "simulated" in legend_labels(figure)
+    assert "SIMULATED diamonds" in footer_text(figure)
+
+
+def test_dla_without_a_simulation_says_nothing_of_one(strategies):
+    figure = dla_figure(strategies)
+    assert "SIMULATED" not in footer_text(figure)
+    assert "simulated" not in legend_labels(figure)
+
+
+def test_the_task_dla_draws_its_own_figures(strategies, tmp_path):
+    for run in strategies:
+        raw = run.info.raw | {"task": "dla"}
+        folder = tmp_path / "runs" / run.info.folder.name
+        folder.mkdir(parents=True)
+        for file in run.info.folder.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        (folder / "run.json").write_text(json.dumps(raw))
+    out = tmp_path / "out"
+    out.mkdir()
+    SIMULATED.to_csv(out / "simulated.csv", index=False)
+    assert main([str(tmp_path / "runs"), "--out", str(out), "--task", "dla"]) == 0
+    assert {path.stem for path in out.glob("*.png")} == {"dla_jct", "dla_steps"}

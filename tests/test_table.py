@@ -280,3 +280,25 @@ def test_the_runs_table_is_plain_csv_with_units_in_the_names(runs_dir, capsys):
     plain = {"repeat", "preemptions", "valid", "problems", "notes"}
     for name in rows.columns[rows.dtypes.map(pd.api.types.is_numeric_dtype)]:
         assert name.endswith(known) or name.startswith("requests_") or name in plain
+
+
+def test_dla_has_a_table_of_its_own(tmp_path, capsys, traces):
+    serve = ["env", "LAB3_PREDICTOR=noise:1", "vllm", "serve", "m", "--enable-prefix-caching"]
+    for (arm, repeat), (bench, steps) in traces.items():
+        folder = tmp_path / "runs" / f"{arm}-r{repeat}"
+        preemptions = {"num_preemptions": 40 if arm == "default" else 10}
+        info = {"task": "dla", "arm": arm, "label": ARMS[arm][0], "repeat": repeat}
+        info |= {"serve_cmd": serve, "server_metrics": preemptions}
+        write_run(folder, bench, None if arm == "default" else steps, **info)
+    code, out, _ = table(tmp_path / "runs", capsys, "--task", "dla")
+    assert code == 0
+    markdown = (tmp_path / "runs/out/table.md").read_text()
+    summary = pd.read_csv(tmp_path / "runs/out/summary.csv").set_index("label")
+    row = cells(markdown, "DLA: strategies")["A"]
+    assert row[0].startswith(number(summary.e2e_mean_ms["A"]))
+    assert row[6] == "10"
+    assert row[7] == "0.0%"
+    assert cells(markdown, "DLA: strategies")["vLLM default"][7] == "–"
+    assert cells(markdown, "Ratio to vLLM default")["A"][6] == "0.25x"
+    assert "KV pool of 100 blocks of 16 = 1,584 tokens" in out
+    assert "prefix caching on; predictions noise:1." in out
