@@ -41,6 +41,12 @@ def winners(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFra
     return pd.DataFrame(rows.values(), index=index, columns=["arm", "change"])
 
 
+def balanced(frame: pd.DataFrame, cell: Sequence[str]) -> pd.DataFrame:
+    """The rows of those seeds that every arm of every cell has, so that columns compare."""
+    per_row = frame.groupby([*cell, "arm"]).seed.agg(set)
+    return frame[frame.seed.isin(set.intersection(*per_row))]
+
+
 def seeds_text(frame: pd.DataFrame, cell: Sequence[str]) -> str:
     """How many seeds stand behind a value: "3 seeds", or "1 to 3 seeds"."""
     counts = frame.groupby([*cell, "arm"]).seed.nunique()

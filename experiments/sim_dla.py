@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.common import Arm, Experiment, capacity
-from experiments.report import cells, change_cell, percent, relative, seeds_text, write
+from experiments.report import balanced, cells, change_cell, percent, relative, seeds_text, write
 from lab3.sim.jobs import Job
 from lab3.text_table import NOTHING, Cell, Table, number
 
@@ -258,7 +258,7 @@ def with_defaults(rows: pd.DataFrame) -> pd.DataFrame:
 
 def show(rows: pd.DataFrame, out: Path) -> None:
     """dla.md (everything), dla_claims.md, dla_jct.md, dla_predictions.md, dla_load.md, figure."""
-    frame = with_defaults(rows)
+    frame = balanced(with_defaults(rows), CELL)
     kinds = list(dict.fromkeys(frame.lengths))
     arms = [arm.name for arm in ARMS[1:]]
     note = (

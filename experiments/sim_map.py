@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.common import Arm, Experiment, capacity
-from experiments.report import NO_WINNER, percent, seeds_text, winners, write
+from experiments.report import NO_WINNER, balanced, percent, seeds_text, winners, write
 from experiments.sim_dla import lengths_job, scarce_blocks
 from lab3.sim.jobs import Job
 from lab3.text_table import Cell, Table, number, share
@@ -85,8 +85,9 @@ def map_table(found: pd.DataFrame) -> Table:
     return Table("Best policy per regime, simulated", tuple(headers), tuple(rows))
 
 
-def show(frame: pd.DataFrame, out: Path) -> None:
+def show(rows: pd.DataFrame, out: Path) -> None:
     """map_best.csv, map.md and the figure."""
+    frame = balanced(rows, CELL)
     found = best(frame)
     found.to_csv(out / "map_best.csv", index=False, float_format="%.4g")
     notes = [

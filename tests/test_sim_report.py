@@ -8,7 +8,14 @@ import pytest
 
 from experiments import sim_dla, sim_map, sim_tasks, validate_live
 from experiments.common import METRICS, Experiment, capacity
-from experiments.report import NO_WINNER, percent, relative, winners
+from experiments.report import (
+    NO_WINNER,
+    balanced,
+    percent,
+    relative,
+    seeds_text,
+    winners,
+)
 from lab3.sim.jobs import Job
 from lab3.text_table import to_markdown
 
@@ -43,6 +50,13 @@ def test_the_winner_is_the_lowest_mean_and_better_at_every_seed():
     frame = frame[frame.arm != "x"]
     found = winners(frame, ("load",), "e2e_mean_ms").loc["1"].iloc[0]
     assert (found.arm, found.change) == ("y", pytest.approx(-0.15))
+
+
+def test_only_seeds_that_all_have_are_compared():
+    frame = rows_of({"load": "1"}, {"default": [1, 2, 3], "x": [1, 2]})
+    kept = balanced(frame, ("load",))
+    assert sorted(kept.seed) == ["0", "0", "1", "1"]
+    assert seeds_text(kept, ("load",)) == "2 seeds"
 
 
 @pytest.mark.parametrize(
