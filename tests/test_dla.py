@@ -269,7 +269,8 @@ def test_without_passthrough_nothing_is_simulated_and_all_is_well(sandbox: Path)
     again = dla(sandbox, ARMS="default dla", PORT=port)
     assert again.stdout.count("finished before, skipped") == 2
     other = dla(sandbox, ARMS="default dla", PORT=port, PREDICTIONS="constant:5")
-    assert "default-r1: made again, changed: LAB3_PREDICTOR=oracle" in other.stdout
+    changed = "env LAB3_PREDICTOR=oracle -> LAB3_PREDICTOR=constant:5"
+    assert f"default-r1: made again, changed: {changed}" in other.stdout
 
 
 def test_the_rate_is_a_share_of_what_the_machine_serves_with_this_pool(sandbox: Path) -> None:
