@@ -125,7 +125,7 @@ def task1(rows: pd.DataFrame) -> Table:
 def note(plan: str, row: pd.Series) -> str:
     """A plan's remark in the lab's table."""
     if plan == "vllm":
-        return "连续批处理，64 条同时提交" if row.batch == 64 else "连续批处理"
+        return f"连续批处理，{row.batch} 条同时提交"
     return "逐条 generate" if plan == "hf-serial" else f"batch={row.batch}"
 
 
