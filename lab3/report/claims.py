@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lab3.captions import TINY_GAP_WARNING
 from lab3.report.phrases import direction
-from lab3.report.results import DLA, PARTS, TASK1, TASK1_REAL, TASK3, VARIED, Results
+from lab3.report.results import CANDIDATES, DLA, PARTS, TASK1, TASK1_REAL, TASK3, Results
 from lab3.sweep import RATE_BOUND_SHARE, latency_trends, recommended_x, request_rate
 from lab3.task1.job import EOS, FIXED
 
@@ -178,12 +178,12 @@ def throughput_is_the_same(results: Results) -> bool:
     )
 
 
-@claim("varied-same")
+@claim("candidates-same")
 def no_candidate_differs(results: Results) -> bool:
     """On varied lengths no strategy differs from the default beyond noise."""
     return all(
-        against_default(results, VARIED, arm, metric) == "noise"
-        for arm in results.strategies(VARIED).index.drop("default")
+        against_default(results, CANDIDATES, arm, metric) == "noise"
+        for arm in results.strategies(CANDIDATES).index.drop("default")
         for metric in ("ttft_p50_ms", "itl_p99_ms", "e2e_mean_ms")
     )
 

@@ -13,20 +13,24 @@ from lab3.summary import Spread, spread
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TASK1, TASK1_REAL = "task1-cpu", "task1-smollm2"
-TASK2, TASK3, VARIED, DLA = "task2-cpu", "task3-cpu", "task3-varied-cpu", "dla-cpu"
+TASK2, TASK3, CANDIDATES = "task2-cpu", "task3-cpu", "task3-candidates-cpu"
+OVERLOAD, DLA = "task3-varied-cpu", "dla-cpu"
 PARTS = ("dla-live",)
-"""What chapter 6 holds, in order: dla-live, sim-dla, sim-tasks, sim-map; report/6-NAME.typ each.
-The results of a part that is named here must all be there."""
-STRATEGIES = (TASK3, VARIED, *((DLA,) if "dla-live" in PARTS else ()))
+"""What chapter 6 holds, in order, report/6-NAME.typ each: overload, dla-live, sim-dla, sim-tasks,
+sim-map. The results of a part that is named here must all be there."""
+_COMPARISON_OF = {"overload": OVERLOAD, "dla-live": DLA}
+STRATEGIES = (TASK3, CANDIDATES, *(_COMPARISON_OF[p] for p in PARTS if p in _COMPARISON_OF))
 MEASURED = (TASK1, TASK1_REAL, TASK2, *STRATEGIES)
 
 _TABLES_OF = {
+    "overload": (),
     "dla-live": (f"{DLA}/simulated.csv",),
     "sim-dla": ("sim/dla.csv",),
     "sim-tasks": ("sim/tasks.csv",),
     "sim-map": ("sim/map.csv",),
 }
 _FIGURES_OF = {
+    "overload": {"3A-overload": f"{OVERLOAD}/fig3a_cdf.png"},
     "dla-live": {"dla": f"{DLA}/dla_jct.png"},
     "sim-dla": {"sim-dla": "sim/dla.png"},
     "sim-tasks": {"sim-tasks": "sim/tasks_fixed.png"},
@@ -50,7 +54,7 @@ FIGURES = {
     "3A": f"{TASK3}/fig3a_cdf.png",
     "3A-tail": f"{TASK3}/fig3a_tail.png",
     "3B": f"{TASK3}/fig3b_steps.png",
-    "3A-varied": f"{VARIED}/fig3a_cdf.png",
+    "3A-candidates": f"{CANDIDATES}/fig3a_cdf.png",
 } | {name: path for part in PARTS for name, path in _FIGURES_OF[part].items()}
 
 
