@@ -51,7 +51,7 @@ def seeds_text(frame: pd.DataFrame, cell: Sequence[str]) -> str:
     """How many seeds stand behind a value: "3 seeds", or "1 to 3 seeds"."""
     counts = frame.groupby([*cell, "arm"]).seed.nunique()
     low, high = counts.min(), counts.max()
-    return f"{low} seed{'s' * (low > 1)}" if low == high else f"{low} to {high} seeds"
+    return f"{low} seed{'s' if low > 1 else ''}" if low == high else f"{low} to {high} seeds"
 
 
 def percent(value: float) -> str:

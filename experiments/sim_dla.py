@@ -162,7 +162,7 @@ def verdict(change: float, worst: float, published: float) -> str:
     """ "holds" from half the published change on, at every seed better than the default."""
     if math.isnan(change):
         return "nothing to save"
-    if worst >= 0:
+    if worst >= 0 or change > -LEAST:
         return "no"
     return "holds" if change <= published / 2 else "smaller"
 
