@@ -16,12 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from fuzz import Policy
 from fuzz_policies import POLICIES
-from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
-from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -40,16 +37,15 @@ REGEX = "[a-f]{20}"
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "prefix-caching": {"enable_prefix_caching": True},
-    "ngram": {
-        "speculative_config": {
-            "method": "ngram",
-            "num_speculative_tokens": 3,
-            "prompt_lookup_min": 1,
-            "prompt_lookup_max": 2,
-        }
-    },
-    "lora": {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": 8},
 }
+# An engine takes seconds to start: one policy of each class, and some of them in the other modes.
+ONE_A_CLASS = tuple({policy.cls: policy for policy in reversed(POLICIES)}.values())[::-1]
+SOME = tuple(
+    policy
+    for policy in ONE_A_CLASS
+    if policy.name in ("default", "prefill-first", "adaptive", "dla", "dla-srpt")
+)
+ARMS = {mode: ONE_A_CLASS if mode == "plain" else SOME for mode in MODES}
 PREDICTIONS = (48, 20, 90, 3, None, "12", float("nan"))
 
 
@@ -64,8 +60,8 @@ class KeepsLostKV(Scheduler):
 BROKEN = Policy("broken", KeepsLostKV)
 
 
-def workload(mode: str, adapters: Path) -> Iterator[tuple[str, SamplingParams, LoRARequest | None]]:
-    """Prompt, parameters and adapter of each request; the same in every process."""
+def workload() -> Iterator[tuple[str, SamplingParams]]:
+    """Prompt and parameters of each request; the same in every process."""
     pick = random.Random(7)
     for number in range(NUM_REQUESTS):
         prompt = "".join(pick.choices(ALPHABET, k=pick.randrange(20, 120)))
@@ -84,29 +80,10 @@ def workload(mode: str, adapters: Path) -> Iterator[tuple[str, SamplingParams, L
         if number % 4 == STRUCTURED:
             params.structured_outputs = StructuredOutputsParams(regex=REGEX)
             params.ignore_eos = False
-        lora = None
-        if mode == "lora" and (adapter := number % 3):
-            lora = LoRARequest(f"adapter{adapter}", adapter, str(adapters / str(adapter)))
-        yield prompt, params, lora
+        yield prompt, params
 
 
-def make_adapter(model: Path, folder: Path, seed: int) -> None:
-    """A random rank-8 adapter for the attention of ``model``, in PEFT's file format."""
-    config = json.loads((model / "config.json").read_text())
-    hidden, width = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
-    random_ = torch.Generator().manual_seed(seed)
-    weights = {}
-    for layer in range(config["num_hidden_layers"]):
-        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-        weights[f"{name}.lora_A.weight"] = torch.randn(8, hidden, generator=random_)
-        weights[f"{name}.lora_B.weight"] = torch.randn(width, 8, generator=random_)
-    folder.mkdir(parents=True)
-    save_file(weights, folder / "adapter_model.safetensors")
-    about = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(about))
-
-
-def serve(model: Path, mode: str, policy: Policy, adapters: Path) -> dict[str, Any]:
+def serve(model: Path, mode: str, policy: Policy) -> dict[str, Any]:
     """What the engine says to the workload, with the scheduler's name and its preemptions."""
     llm = LLM(
         str(model),
@@ -127,7 +104,6 @@ def serve(model: Path, mode: str, policy: Policy, adapters: Path) -> dict[str, A
 
     def counting_schedule(*args: Any, **kwargs: Any) -> SchedulerOutput:
         output = schedule(*args, **kwargs)
-        counts["drafts"] += len(output.scheduled_spec_decode_tokens)
         counts["chunks"] += sum(r.is_prefill_chunk for r in scheduler.running)
         return output
 
@@ -136,8 +112,8 @@ def serve(model: Path, mode: str, policy: Policy, adapters: Path) -> dict[str, A
         preempt(*args, **kwargs)
 
     scheduler.schedule, scheduler._preempt_request = counting_schedule, counting_preempt
-    prompts, params, loras = zip(*workload(mode, adapters), strict=True)
-    answers = llm.generate(list(prompts), list(params), lora_request=list(loras), use_tqdm=False)
+    prompts, params = zip(*workload(), strict=True)
+    answers = llm.generate(list(prompts), list(params), use_tqdm=False)
     kv_usage = scheduler.get_kv_cache_usage()
     core.shutdown()
     return {
@@ -150,15 +126,12 @@ def serve(model: Path, mode: str, policy: Policy, adapters: Path) -> dict[str, A
 
 
 def main(model: Path, out: Path) -> None:
-    adapters = out.parent / "adapters"
-    for number in (1, 2):
-        make_adapter(model, adapters / str(number), seed=number)
     # What is imported stays: without this every engine start looks through all of it, nine times.
     gc.freeze()
     said: dict[str, dict[str, Any]] = {}
     for mode in MODES:
-        for policy in (*POLICIES, BROKEN) if mode == "plain" else POLICIES:
-            said.setdefault(mode, {})[policy.name] = serve(model, mode, policy, adapters)
+        for policy in (*ARMS[mode], BROKEN) if mode == "plain" else ARMS[mode]:
+            said.setdefault(mode, {})[policy.name] = serve(model, mode, policy)
             gc.collect()
     out.write_text(json.dumps(said))
 
