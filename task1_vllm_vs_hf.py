@@ -1,7 +1,7 @@
 """Task 1: how much faster is vLLM than transformers, and why?
 
     python task1_vllm_vs_hf.py                   the profile's model: about a minute on a CPU
-    python task1_vllm_vs_hf.py --model smollm2   a real model: a quarter of an hour on a CPU
+    python task1_vllm_vs_hf.py --model smollm2   a real model: half an hour on a CPU
     python task1_vllm_vs_hf.py --report-only     table, answers and figure from saved files
 
 The same 64 prompts go through four plans, each in a process of its own:
