@@ -23,8 +23,8 @@ mapfile -t scripts < <(git ls-files '*.sh' .ci/run 2>/dev/null || find . -name '
 step "ruff check" ruff check .
 step "ruff format" ruff format --check .
 step shellcheck shellcheck --severity=style --external-sources "${scripts[@]}"
-# Two processes: the slow tests of one kind, with real servers, leave a core to the others.
-step pytest python -m pytest --numprocesses "${TEST_WORKERS:-2}" --dist loadgroup "$@"
+# Two processes, a file in one of them: what a file sets up is set up once.
+step pytest python -m pytest --numprocesses "${TEST_WORKERS:-2}" --dist loadfile "$@"
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}" >&2

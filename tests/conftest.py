@@ -18,10 +18,3 @@ os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 def micro_model() -> Path:
     """Folder of the smallest local model, made on first use."""
     return local_model.build("micro")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # A server takes the whole machine: one worker of pytest-xdist runs all that start one.
-    for item in items:
-        if item.get_closest_marker("live"):
-            item.add_marker(pytest.mark.xdist_group("live"))
