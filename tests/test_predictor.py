@@ -1,4 +1,4 @@
-"""The predictor in front of a server: what it adds, what it leaves alone, what it learns.
+"""The predictor in front of a server: what it adds, leaves alone and refuses.
 
 No vLLM: an ASGI app that notes what reaches it stands in for the server.
 """
@@ -13,100 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgi import CHAT, COMPLETIONS, JSON, VALID, Server, call, predictor, sent_on
 from test_processes import ROOT
 
 from lab3 import predictor as module
-from lab3.predictor import MAX_BODY_BYTES, PredictLength, Predictor, prompt_size, read_variable
-from lab3.predictors import Specification
-
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-JSON = [(b"content-type", b"application/json")]
-
-
-class Server:
-    """An ASGI app: keeps the scope and body it got, answers with ``messages``."""
-
-    def __init__(self, messages: list[dict] | None = None) -> None:
-        self.messages = messages or answer({"usage": {"completion_tokens": 5}})
-        self.scope: dict[str, Any] = {}
-        self.body = b""
-        self.received: list[dict] = []
-
-    async def __call__(self, scope, receive, send) -> None:
-        self.scope, self.received = scope, []
-        while True:
-            message = await receive()
-            self.received.append(message)
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                break
-        self.body = b"".join(m.get("body", b"") for m in self.received)
-        for message in self.messages:
-            await send(message)
-
-
-def answer(content: Any, status: int = 200) -> list[dict]:
-    return [
-        {"type": "http.response.start", "status": status, "headers": JSON},
-        {"type": "http.response.body", "body": json.dumps(content).encode()},
-    ]
-
-
-def stream(*events: str) -> list[dict]:
-    """A streamed answer, one event a message."""
-    start = {
-        "type": "http.response.start",
-        "status": 200,
-        "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
-    }
-    bodies = [{"type": "http.response.body", "body": e.encode(), "more_body": True} for e in events]
-    return [start, *bodies, {"type": "http.response.body", "body": b"", "more_body": False}]
-
-
-def token(text: str = "a") -> str:
-    event = {"choices": [{"index": 0, "text": text}]}
-    return f"data: {json.dumps(event, separators=(',', ':'))}\n\n"
-
-
-def predictor(text: str) -> Predictor:
-    return Predictor(Specification.parse(text))
-
-
-def call(
-    app: Any,
-    body: Any = None,
-    *,
-    raw: bytes | None = None,
-    chunks: list[bytes] | None = None,
-    path: str = COMPLETIONS,
-    headers: list[tuple[bytes, bytes]] = JSON,
-    **scope: Any,
-) -> list[dict]:
-    """What one POST gets back; the body in one message, or in ``chunks``."""
-    parts = chunks or [json.dumps(body).encode() if raw is None else raw]
-    incoming = [
-        {"type": "http.request", "body": part, "more_body": i < len(parts) - 1}
-        for i, part in enumerate(parts)
-    ]
-    incoming.append({"type": "http.disconnect"})
-    sent: list[dict] = []
-
-    async def receive() -> dict:
-        return incoming.pop(0)
-
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    full = {"type": "http", "method": "POST", "path": path, "headers": headers, "root_path": ""}
-    asyncio.run(app(full | scope, receive, send))
-    return sent
-
-
-def sent_on(specification: str, body: Any, **how: Any) -> dict:
-    """The body that reaches the server."""
-    server = Server()
-    call(PredictLength(server, predictor(specification)), body, **how)
-    return json.loads(server.body)
-
+from lab3.predictor import MAX_BODY_BYTES, PredictLength, read_variable
 
 # -- what is added --
 
@@ -178,8 +89,6 @@ def test_a_mounted_app_is_served_as_well() -> None:
 
 
 # -- what is left alone, byte for byte --
-
-VALID = {"prompt": "a", "max_tokens": 5}
 
 
 @pytest.mark.parametrize("value", [1, 7, 2.5, 10**400, 1e308, 12345678901234567890])
@@ -343,101 +252,6 @@ def test_a_long_value_is_not_echoed_in_full() -> None:
     body = VALID | {"vllm_xargs": {"predicted_length": "x" * 10_000}}
     _, content = call(PredictLength(Server(), predictor("none")), body)
     assert len(content["body"]) < 400
-
-
-# -- answers --
-
-DONE = "data: [DONE]\n\n"
-STREAMED = stream(token("a"), token("b") + token("c"), token("d")[:9], token("d")[9:], DONE)
-
-
-@pytest.mark.parametrize("specification", ["oracle", "history:0.5", "none"])
-@pytest.mark.parametrize("messages", [STREAMED, answer({"x": 1}), answer({"error": 1}, 500)])
-def test_an_answer_passes_message_by_message(specification: str, messages: list[dict]) -> None:
-    sent = call(PredictLength(Server(messages), predictor(specification)), VALID)
-    assert sent == messages
-    assert all(a is b for a, b in zip(sent, messages, strict=True))
-
-
-def test_a_chunk_is_with_the_client_before_the_next_one_is_made() -> None:
-    order: list[str] = []
-
-    async def app(scope, receive, send) -> None:
-        for message in STREAMED:
-            order.append("made")
-            await send(message)
-
-    async def send(_: dict) -> None:
-        order.append("sent")
-
-    async def receive() -> dict:
-        return {"type": "http.request", "body": json.dumps(VALID).encode()}
-
-    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": JSON}
-    asyncio.run(PredictLength(app, predictor("history:0.5"))(scope, receive, send))
-    assert order == ["made", "sent"] * len(STREAMED)
-
-
-def usage(tokens: int) -> str:
-    return f'data: {{"choices":[],"usage":{{"prompt_tokens":3,"completion_tokens":{tokens}}}}}\n\n'
-
-
-@pytest.mark.parametrize(
-    ("messages", "request_body", "expected"),
-    [
-        (answer({"usage": {"completion_tokens": 37}}), {}, 37),
-        (answer({"usage": {"completion_tokens": 40}}), {"n": 4}, 10),
-        (answer({"usage": {"completion_tokens": 40}}), {"prompt": ["a", "b"]}, 20),
-        (stream(token(), token(), usage(37), DONE), {}, 37),
-        (stream(token() + token(), usage(8)[:20], usage(8)[20:] + DONE), {}, 8),
-        (stream(token(), token(), token(), DONE), {}, 3),  # no usage: chunks
-        (stream(token(), token()), {}, None),  # cut off
-        (stream(token(), 'data: {"error":{"message":"x"}}\n\n', DONE), {}, None),
-        (stream(token(), 'data: {"error": {"message": "x"}}\n\n', DONE), {}, None),
-        (stream(token('"error": {'), DONE), {}, 1),
-        (answer({"usage": {"completion_tokens": 37}}, status=500), {}, None),
-        (answer({"usage": {"completion_tokens": 0}}), {}, None),
-        (answer({"usage": {}}), {}, None),
-        (answer([]), {}, None),
-    ],
-)
-def test_history_learns_from_what_ended_well(messages, request_body, expected) -> None:
-    learning = predictor("history:0.5")
-    app = PredictLength(Server(messages), learning)
-    body = VALID | request_body
-    assert learning.predict(body, is_chat=False) is None
-    call(app, body)
-    assert learning.predict(body, is_chat=False) == expected
-
-
-def test_history_predicts_by_the_size_of_the_prompt() -> None:
-    learning = predictor("history:0.5")
-    for size, tokens in ((8, 10), (2000, 300)):
-        body = {"prompt": "x" * size}
-        for _ in range(30):
-            call(
-                PredictLength(Server(answer({"usage": {"completion_tokens": tokens}})), learning),
-                body,
-            )
-    assert learning.predict({"prompt": "y" * 9}, is_chat=False) == 10
-    assert learning.predict({"prompt": [5] * 1500}, is_chat=False) == 300
-
-
-@pytest.mark.parametrize(
-    ("body", "size"),
-    [
-        ({"prompt": "abc"}, 3),
-        ({"prompt": [1, 2]}, 2),
-        ({"prompt": ["ab", "abcd"]}, 3),
-        ({"prompt": [[1], [1, 2, 3]]}, 2),
-        ({"messages": [{"content": "abc"}, {"content": [{"text": "de"}, {"image_url": 1}]}]}, 5),
-        ({"messages": 7}, 0),
-        ({"prompt": {"a": 1}}, 0),
-        ({}, 0),
-    ],
-)
-def test_prompt_sizes(body: dict, size: int) -> None:
-    assert prompt_size(body) == size
 
 
 # -- counting and configuration --
