@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,3 +19,15 @@ os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 def micro_model() -> Path:
     """Folder of the smallest local model, made on first use."""
     return local_model.build("micro")
+
+
+@pytest.fixture(scope="session")
+def parsers() -> tuple[Any, Any]:
+    """vLLM's own parsers of the options of ``vllm serve`` and ``vllm bench serve``."""
+    from vllm.benchmarks.serve import add_cli_args
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    bench = FlexibleArgumentParser()
+    add_cli_args(bench)
+    return make_arg_parser(FlexibleArgumentParser()), bench

@@ -1,15 +1,14 @@
 """dla.sh from outside: its commands, what vLLM thinks of them, and a comparison with stubs."""
 
 import json
-import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from script_sandbox import environment_of, sandbox_of
 from test_processes import ROOT, STUB
 from test_server import free_port
 from test_table import cells
@@ -31,25 +30,16 @@ DLA, SRPT = "my_scheduler.DLAScheduler", "my_scheduler.DLASRPTScheduler"
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Path:
     """The script beside its profiles, without a .venv, and a `vllm` that is a stub."""
-    shutil.copy(ROOT / "dla.sh", tmp_path)
-    for name in ("scripts", "profiles"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "bin").mkdir()
-    vllm = tmp_path / "bin/vllm"
-    vllm.write_text(f'#!/bin/sh\nexec {sys.executable} {STUB} "$@" --random-output-len 4\n')
-    vllm.chmod(0o755)
-    return tmp_path
+    vllm = f'#!/bin/sh\nexec {sys.executable} {STUB} "$@" --random-output-len 4\n'
+    return sandbox_of("dla.sh", tmp_path, vllm)
 
 
 def environment(root: Path, **values: str) -> dict[str, str]:
     small = {
-        **{"PROFILE": "cpu", "LAB3_SKIP_SETUP": "1", "PORT": str(free_port())},
-        **{"MODEL": "models/stub", "DLA_INPUT_LEN": "8", "DLA_OUTPUT_LEN": "4"},
-        **{"DLA_NUM_PROMPTS": "20", "DLA_REPEATS": "1", "DLA_REQUEST_RATE": "100"},
+        **{"DLA_INPUT_LEN": "8", "DLA_OUTPUT_LEN": "4", "DLA_NUM_PROMPTS": "20"},
+        **{"DLA_REPEATS": "1", "DLA_REQUEST_RATE": "100"},
     }
-    folders = [root / "bin", Path(sys.executable).parent]
-    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
-    return os.environ | small | {"PATH": path, "PYTHONPATH": str(ROOT)} | values
+    return environment_of(root, **small | values)
 
 
 def dla(root: Path, *options: str, **values: str) -> subprocess.CompletedProcess:
@@ -197,17 +187,6 @@ def test_lying_clients_are_a_second_bench_beside_the_honest_one(sandbox: Path) -
 
 
 # -- vLLM's own view of the commands --
-
-
-@pytest.fixture(scope="module")
-def parsers():
-    from vllm.benchmarks.serve import add_cli_args
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    bench = FlexibleArgumentParser()
-    add_cli_args(bench)
-    return make_arg_parser(FlexibleArgumentParser()), bench
 
 
 @pytest.mark.parametrize("profile", PROFILES)

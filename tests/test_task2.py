@@ -3,13 +3,13 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from script_sandbox import environment_of, sandbox_of
 from test_processes import ROOT, STUB
 from test_refusal import BELOW_SEATS
 from test_server import free_port
@@ -33,24 +33,11 @@ exec {sys.executable} {STUB} "$1" "${{@:3}}"
 @pytest.fixture
 def sandbox(tmp_path):
     """The script beside its profiles, without a .venv, and a `vllm` that is a stub."""
-    for name in ("task2.sh", "scripts", "profiles"):
-        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
-    (tmp_path / "bin").mkdir()
-    vllm = tmp_path / "bin/vllm"
-    vllm.write_text(VLLM)
-    vllm.chmod(0o755)
-    return tmp_path
+    return sandbox_of("task2.sh", tmp_path, VLLM)
 
 
 def environment(root: Path, **values: str) -> dict[str, str]:
-    path = os.pathsep.join(
-        [str(root / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
-    )
     small = {
-        "PROFILE": "cpu",
-        "LAB3_SKIP_SETUP": "1",
-        "PORT": str(free_port()),
-        "MODEL": "models/stub",
         "TASK2_INPUT_LEN": "8",
         "TASK2_OUTPUT_LEN": "4",
         "TASK2_NUM_PROMPTS": "20",
@@ -58,7 +45,7 @@ def environment(root: Path, **values: str) -> dict[str, str]:
         "MAX_NUM_SEQS": "64",
         "TASK2_REQUEST_RATE": "16",
     }
-    return os.environ | small | {"PATH": path, "PYTHONPATH": str(ROOT)} | values
+    return environment_of(root, **small | values)
 
 
 def task2(root: Path, **values: str) -> subprocess.CompletedProcess:

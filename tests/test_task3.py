@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from script_sandbox import environment_of, sandbox_of
 from test_processes import ROOT, STUB, wait_until, with_marker
 from test_server import free_port
 
@@ -26,28 +26,17 @@ CLASSES = {
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Path:
     """The script beside its profiles, without a .venv, and a `vllm` that is a stub."""
-    shutil.copy(ROOT / "task3.sh", tmp_path)
-    for name in ("scripts", "profiles"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "bin").mkdir()
-    vllm = tmp_path / "bin/vllm"
     # `vllm serve MODEL ...` and `vllm bench serve ...`: the stub reads options only.
-    vllm.write_text(
-        f'#!/bin/sh\nexec {sys.executable} {STUB} "$@" --marker {tmp_path} $STUB_ARGS\n'
-    )
-    vllm.chmod(0o755)
-    return tmp_path
+    vllm = f'#!/bin/sh\nexec {sys.executable} {STUB} "$@" --marker {tmp_path} $STUB_ARGS\n'
+    return sandbox_of("task3.sh", tmp_path, vllm)
 
 
 def environment(root: Path, **values: str) -> dict[str, str]:
-    folders = [root / "bin", Path(sys.executable).parent]
     small = {
-        **{"PROFILE": "cpu", "LAB3_SKIP_SETUP": "1", "PORT": str(free_port())},
-        **{"MODEL": "models/stub", "INPUT_LEN": "8", "OUTPUT_LEN": "4", "NUM_PROMPTS": "20"},
+        **{"INPUT_LEN": "8", "OUTPUT_LEN": "4", "NUM_PROMPTS": "20"},
         **{"REPEATS": "1", "REQUEST_RATE": "100"},
     }
-    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
-    return os.environ | small | {"PATH": path, "PYTHONPATH": str(ROOT)} | values
+    return environment_of(root, **small | values)
 
 
 def task3(root: Path, **values: str) -> subprocess.CompletedProcess:
@@ -158,17 +147,6 @@ def test_the_gpu_profile_is_the_labs_own_load(sandbox: Path) -> None:
 
 
 # -- vLLM's own view of the commands, of the GPU's as well --
-
-
-@pytest.fixture(scope="module")
-def parsers():
-    from vllm.benchmarks.serve import add_cli_args
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    bench = FlexibleArgumentParser()
-    add_cli_args(bench)
-    return make_arg_parser(FlexibleArgumentParser()), bench
 
 
 @pytest.mark.parametrize("profile", PROFILES)
