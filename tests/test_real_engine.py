@@ -74,12 +74,25 @@ def test_answers_depend_on_the_prompt(said):
     assert len({answer[0] for answer in texts}) == NUM_REQUESTS
 
 
-def test_structured_output_obeys_its_pattern_and_pairs_are_pairs(said):
-    for answers in said.values():
-        texts = answers["default"]["texts"]
-        assert all(re.fullmatch(REGEX, text) for (text,) in texts[STRUCTURED::4])
-        assert all(len(pair) == 2 for pair in texts[PAIR::4])
+@every_mode
+def test_structured_output_obeys_its_pattern_and_pairs_are_pairs(said, mode):
+    texts = said[mode]["default"]["texts"]
+    assert all(re.fullmatch(REGEX, text) for (text,) in texts[STRUCTURED::4])
+    assert all(len(answer) == (1 if mode == "ngram" else 2) for answer in texts[PAIR::4])
 
 
 def test_a_cached_prefix_changes_no_token(said):
     assert said["prefix-caching"]["default"]["tokens"] == said["plain"]["default"]["tokens"]
+
+
+def test_drafts_are_scheduled_and_change_no_token(said):
+    assert said["ngram"]["dla"]["counts"]["drafts"] > 100
+    ngram, plain = (said[mode]["default"]["tokens"] for mode in ("ngram", "plain"))
+    alone = [number for number in range(NUM_REQUESTS) if number % 4 != PAIR]
+    assert [ngram[number] for number in alone] == [plain[number] for number in alone]
+
+
+def test_adapters_take_turns_and_change_the_answers(said):
+    assert {answer["counts"]["adapters_at_once"] for answer in said["lora"].values()} == {1}
+    lora, plain = (said[mode]["default"]["tokens"] for mode in ("lora", "plain"))
+    assert all(ours != theirs for ours, theirs in zip(lora, plain, strict=True))
