@@ -12,7 +12,8 @@ clock that ``vllm bench serve`` stamps its requests with on the same machine.
 ``recomputed_tokens``           scheduled tokens whose KV existed before a preemption
 ``ttft_ms``                     arrival to first token, for each request that got its first
 ``itl_ms``                      [[gap, how many requests], ...] since the previous token
-``counters``                    the policy's own counters, when they changed
+``counters``                    the policy's own counters, when they changed: every 64 steps and
+                                when the engine runs empty
 """
 
 import json
@@ -24,6 +25,8 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
+
+COUNTERS_EVERY_STEPS = 64
 
 
 class StepRecorder:
@@ -46,6 +49,7 @@ class StepRecorder:
         self._arrival_s: dict[str, float] = {}
         self._preempted = 0
         self._counters: Counter[str] = Counter()
+        self._steps_to_counters = COUNTERS_EVERY_STEPS
 
     def attach(self) -> None:
         """Start recording: shadow the scheduler's methods with recording ones."""
@@ -135,13 +139,19 @@ class StepRecorder:
                 elif item.request_id in self._arrival_s:
                     first_ms.append(round((wall_s - self._arrival_s[item.request_id]) * 1e3, 3))
         step |= {"done_s": round(now_s, 6), "ttft_ms": first_ms, "itl_ms": list(gaps_ms.items())}
+        self._steps_to_counters -= 1
+        if self._steps_to_counters <= 0 or not self._scheduler.has_unfinished_requests():
+            self._add_counters(step)
+        if self._is_worth_a_line(step):
+            # One write() a line: what the kernel has survives an engine that is killed.
+            os.write(self._file, (json.dumps(step, separators=(",", ":")) + "\n").encode())
+
+    def _add_counters(self, step: dict[str, Any]) -> None:
+        self._steps_to_counters = COUNTERS_EVERY_STEPS
         counters = self._scheduler.counters
         if counters != self._counters:
             self._counters = counters.copy()
             step["counters"] = dict(counters)
-        if self._is_worth_a_line(step):
-            # One write() a line: what the kernel has survives an engine that is killed.
-            os.write(self._file, (json.dumps(step, separators=(",", ":")) + "\n").encode())
 
     @staticmethod
     def _is_worth_a_line(step: dict[str, Any]) -> bool:

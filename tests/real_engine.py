@@ -155,7 +155,7 @@ def serve(model: Path, adapters: list[Path], mode: str, policy: Policy) -> dict[
 
     scheduler.schedule, scheduler._preempt_request = counting_schedule, counting_preempt
     prompts, params = zip(*workload(mode), strict=True)
-    # None goes without: vLLM's CPU kernels read "no adapter", slot -1, as the last slot's adapter.
+    # None goes without: vLLM's CPU kernels take "no adapter", slot -1, for the last slot (#48421).
     loras = [LoRARequest(path.name, 1 + i, str(path)) for i, path in enumerate(adapters)]
     answers = llm.generate(
         list(prompts),

@@ -7,14 +7,24 @@ from collections import Counter
 
 import pytest
 
+from lab3.base_scheduler import LabScheduler
 from lab3.driver import Driver
 from lab3.engine import create_requests, create_scheduler
+from lab3.recorder import COUNTERS_EVERY_STEPS
 
 
-def record(path, num_requests=6, *, async_scheduling=False, output_tokens=16, **knobs):
+def record(
+    path,
+    num_requests=6,
+    *,
+    scheduler="my_scheduler.PassthroughScheduler",
+    async_scheduling=False,
+    output_tokens=16,
+    **knobs,
+):
     """Run ``num_requests`` to their end; returns the driver and the recorded steps."""
     scheduler = create_scheduler(
-        "my_scheduler.PassthroughScheduler",
+        scheduler,
         settings={"record": str(path)},
         async_scheduling=async_scheduling,
         **knobs,
@@ -23,6 +33,14 @@ def record(path, num_requests=6, *, async_scheduling=False, output_tokens=16, **
     driver.add(*create_requests(num_requests, prompt_tokens=40, output_tokens=output_tokens))
     driver.run()
     return driver, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class CountingScheduler(LabScheduler):
+    """Changes a counter in every step."""
+
+    def schedule(self, *args, **kwargs):
+        self.counters["steps"] += 1
+        return super().schedule(*args, **kwargs)
 
 
 def total(steps, key):
@@ -54,6 +72,21 @@ def test_prefill_and_decode_of_one_step_are_told_apart(tmp_path):
     assert (steps[1]["prefill_tokens"], steps[1]["decode_tokens"]) == (39, 1)
     assert (steps[1]["prefill_requests"], steps[1]["decode_requests"]) == (1, 1)
     assert (steps[1]["running"], steps[1]["waiting"]) == (2, 0)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_counters_are_written_now_and_then_and_at_the_end(tmp_path, async_scheduling):
+    driver, steps = record(
+        tmp_path / "steps.jsonl",
+        scheduler=CountingScheduler,
+        output_tokens=150,
+        async_scheduling=async_scheduling,
+    )
+
+    written = [step["counters"]["steps"] for step in steps if "counters" in step]
+    assert len(steps) // COUNTERS_EVERY_STEPS <= len(written) <= len(steps) // 50 + 1
+    assert written == sorted(written)
+    assert written[-1] == driver.scheduler.counters["steps"]
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
