@@ -434,19 +434,25 @@ class DLAScheduler(LabScheduler):
         )
 
     def _victim_last(self) -> AbstractContextManager[None]:
+        running = self.running
+        to_come = claimed_tokens_of_all(*self._output_lengths())
+        computed = np.array([r.num_computed_tokens for r in running])
+        scores = eviction_score(self.settings.victim, to_come, computed).tolist()
+        prefilling = [r.is_prefill_chunk for r in running]
+        keys = zip(prefilling, scores, [r.arrival_time for r in running], strict=True)
+        return self.running_in_order(dict(zip(running, keys, strict=True)).__getitem__)
+
+    def _output_lengths(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Predicted (0: not at all), generated and at most wanted tokens of the running requests.
+
+        All at once: 256 requests one by one take a fifth of schedule().
+        """
         running, predicted = self.running, self._predicted
-        to_come = claimed_tokens_of_all(
+        return (
             np.array([predicted.get(r.request_id, 0) for r in running]),
             np.array([r.num_output_tokens for r in running]),
             np.array([r.max_tokens for r in running]),
         )
-        computed = np.array([r.num_computed_tokens for r in running])
-        scores = eviction_score(self.settings.victim, to_come, computed)
-        arrivals = [r.arrival_time for r in running]
-        # All at once and by the last key first: 256 keys one by one take a third of schedule().
-        order = np.lexsort((arrivals, scores, [r.is_prefill_chunk for r in running]))
-        place = {running[index]: place for place, index in enumerate(order.tolist())}
-        return self.running_in_order(place.__getitem__)
 
     def _allocate_slots(
         self, request: Request, num_new_tokens: int, **kwargs: Any
@@ -489,17 +495,14 @@ class DLAScheduler(LabScheduler):
         return True
 
     def _future_peak(self) -> FuturePeak:
-        running, predicted = self.running, self._predicted
-        tokens = np.array([r.num_tokens for r in running])
-        remaining = expected_tokens_of_all(
-            np.array([predicted.get(r.request_id, 0) for r in running]),
-            tokens - np.array([r.num_prompt_tokens for r in running]),
-            np.array([r.max_tokens for r in running]),
-        )
         unfinished_prefill = sum(
             r.num_tokens - r.num_computed_tokens for r in self._inflight_prefills
         )
-        return FuturePeak(tokens, remaining, used_tokens=self.used_kv_tokens() + unfinished_prefill)
+        return FuturePeak(
+            [r.num_tokens for r in self.running],
+            expected_tokens_of_all(*self._output_lengths()).tolist(),
+            used_tokens=self.used_kv_tokens() + unfinished_prefill,
+        )
 
     def _expected(self, request: Request) -> int:
         predicted = self._predicted.get(request.request_id, 0)

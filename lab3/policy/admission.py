@@ -1,5 +1,6 @@
 """How much KV the running requests will need at their worst moment (Gong et al., 2025)."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,8 @@ class FuturePeak:
         remaining = np.array(remaining_tokens, dtype=float)
         if used_tokens is not None and len(held):
             held *= used_tokens / held.sum()
-        order = np.argsort(-remaining)
+        # NumPy's own sort and search give up the GIL: schedule() would wait for other threads.
+        order = sorted(range(len(held)), key=(-remaining).tolist().__getitem__)
         self._take(held[order], remaining[order])
 
     def peak(self) -> float:
@@ -53,11 +55,11 @@ class FuturePeak:
 
     def _take(self, held: np.ndarray, remaining: np.ndarray) -> None:
         """The batch, most remaining first."""
-        self._held, self._remaining, self._key = held, remaining, -remaining
+        self._held, self._remaining, self._key = held, remaining, (-remaining).tolist()
         self._sums: np.ndarray | None = None
 
     def _place(self, remaining: float) -> int:
-        return int(self._key.searchsorted(-remaining, side="right"))
+        return bisect_right(self._key, -remaining)
 
     def _look_ahead(self) -> None:
         """All moments of the batch at once, when they are asked for.

@@ -123,10 +123,10 @@ def _non_negative_solution(moment: np.ndarray, target: np.ndarray) -> np.ndarray
     free = np.ones(len(target), dtype=bool)
     solution = np.zeros(len(target))
     while free.any():
-        part = np.linalg.solve((moment + ridge)[np.ix_(free, free)], target[free])
+        part = np.linalg.solve((moment + ridge)[free][:, free], target[free])
         solution[:] = 0.0
         solution[free] = part
         if part.min() >= 0:
             return solution
-        free[np.argmin(solution)] = False
+        free[min(range(len(target)), key=solution.__getitem__)] = False
     return np.zeros(len(target))
