@@ -80,8 +80,8 @@ def test_a_measured_run_is_compared_metric_by_metric(tmp_path, monkeypatch, caps
             "output_toks": 5,
             "arrival_time": float(i),
             "queued_ts": float(i),
-            "first_token_ts": i + 1000.0,
-            "last_token_ts": i + 2000.0,
+            "first_token_ts": i + 0.5,
+            "last_token_ts": i + 1.0,
         }
         for i in range(4)
     ]
@@ -91,9 +91,13 @@ def test_a_measured_run_is_compared_metric_by_metric(tmp_path, monkeypatch, caps
     assert validate_gpu.main() == 1
     table = pd.read_csv(tmp_path / "validation_gpu.csv")
     judged = table[(table.metric == "TTFT") & (table.statistic == "P50")].iloc[0]
-    assert judged.measured_s == 1000.0
-    assert judged.error == pytest.approx(judged.simulated_s / 1000 - 1, rel=1e-3)
+    assert judged.measured_s == 0.5
+    assert judged.error == pytest.approx(judged.simulated_s / 0.5 - 1, rel=1e-3)
     assert set(table.metric) == {"TTFT", "TPOT", "E2E"}
+    varied = pd.read_csv(tmp_path / "validation_gpu_assumptions.csv").set_index("changed")
+    assert varied.notna().all(axis=None)
+    slower = varied.loc["bandwidth_efficiency -10 %"] > varied.loc["bandwidth_efficiency +10 %"]
+    assert slower[["TPOT P50", "E2E P50"]].all()
 
 
 def test_tpot_leaves_out_answers_of_one_token():

@@ -219,6 +219,8 @@ def simulations(results: Results) -> Iterator[tuple[str, str]]:
     for row in results.simulated("validation_gpu").itertuples():
         error = f"{100 * row.error:+.1f}%".replace("-", "−")
         yield f"validation.{row.metric}.{row.statistic}", error
+    varied = results.simulated("validation_gpu_assumptions").filter(like="P50")
+    yield "validation.worst", f"{100 * varied.abs().max().max():.0f}%"
 
 
 def _changes(prefix: str, frame: pd.DataFrame, cell: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -44,6 +44,7 @@ TABLES = (
         for file in ("summary.csv", "runs.csv", "table.md")
     ),
     "sim/validation_gpu.csv",
+    "sim/validation_gpu_assumptions.csv",
     *(name for part in PARTS for name in _TABLES_OF[part]),
 )
 SIMULATED_KEYS = ("engine", "lengths", "point", "load", "budget", "kv", "caching", "predictions")

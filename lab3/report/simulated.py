@@ -26,8 +26,8 @@ PUBLISHED = (
     ("噪声 σ = 1×L：JCT P50", "e2e_p50_ms", "−34…−47%", "noise:1", "remaining+reserve", None),
     ("高估 1.5 倍：JCT P50", "e2e_p50_ms", "无影响", "bias:1.5", "remaining+reserve", None),
 )
-POINTS = {"rate 8": "8/s", "rate 16": "16/s", "load 1": "容量", "load 1.3": "1.3 倍容量"}
-SHOWN_POINTS = {name: POINTS[name] for name in ("rate 8", "load 1")}
+POINTS = {"rate 8": "8/s", "rate 16": "16/s", "load 1.0": "容量", "load 1.3": "1.3 倍容量"}
+SHOWN_POINTS = {name: POINTS[name] for name in ("rate 8", "load 1.0")}
 SHOWN_SIM = (
     ("ttft_p50_ms", "TTFT P50"),
     ("itl_p99_ms", "ITL P99"),
