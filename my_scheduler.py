@@ -8,6 +8,7 @@ Settings come from ``--additional-config '{"lab3": {"name": value}}'``; each cla
 One file on purpose: the lab hands in one. Each class fits on a screen; sums are in lab3/policy/.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from lab3.policy.eviction import VictimRule, eviction_score
 from lab3.policy.fairness import VirtualTokens, client_name, jain_index
 from lab3.policy.ordering import aged_size
 from lab3.policy.prediction import (
+    TrackRecord,
     claimed_tokens,
     claimed_tokens_of_all,
     expected_tokens,
@@ -369,11 +371,15 @@ class AdaptiveChunkScheduler(LabScheduler):
             self.counters["decode_steps_over_target"] += step_ms > self.settings.itl_target_ms
 
 
+_ENDED_BY_ITSELF = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
 @dataclass(frozen=True)
 class DLASettings(Settings):
     """``victim``: who is preempted when KV blocks run out, see ``lab3.policy.eviction``.
     ``admission``: "off" is vLLM's; "reserve" wants free blocks for prompt and predicted output;
-    "future_peak" wants the whole batch to fit at its worst moment, see ``lab3.policy.admission``.
+    "future_peak" wants the whole batch to fit at its worst moment, see ``lab3.policy.admission``,
+    and believes predictions as far as those of finished requests came true.
     """
 
     victim: VictimRule = "remaining"
@@ -399,6 +405,7 @@ class DLAScheduler(LabScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._predicted: dict[str, int] = {}
+        self._record = TrackRecord()
         self._choosing_victim = False
         self._peak: FuturePeak | None = None
         self._allocate = self.kv_cache_manager.allocate_slots
@@ -465,7 +472,8 @@ class DLAScheduler(LabScheduler):
         if blocks is None and self._choosing_victim and is_running:
             self._put_victim_last(request)
         elif blocks is not None and self._peak and not is_running:
-            self._peak.add(request.num_tokens, self._expected(request))
+            to_come = self._expected(request, self._record.used_share)
+            self._peak.add(request.num_tokens, to_come)
         return blocks
 
     def _put_victim_last(self, request: Request) -> None:
@@ -483,7 +491,8 @@ class DLAScheduler(LabScheduler):
         if self.settings.admission == "future_peak":
             if self._peak is None:
                 self._peak = self._future_peak()
-            peak_tokens = self._peak.peak_with(request.num_tokens, self._expected(request))
+            to_come = self._expected(request, self._record.used_share)
+            peak_tokens = self._peak.peak_with(request.num_tokens, to_come)
             return peak_tokens <= self.usable_kv_tokens()
         computed = request.num_computed_tokens + sum(
             kwargs.get(key, 0)
@@ -498,14 +507,16 @@ class DLAScheduler(LabScheduler):
         unfinished_prefill = sum(
             r.num_tokens - r.num_computed_tokens for r in self._inflight_prefills
         )
+        predicted, generated, most = self._output_lengths()
+        believed = np.ceil(self._record.used_share * predicted)
         return FuturePeak(
             [r.num_tokens for r in self.running],
-            expected_tokens_of_all(*self._output_lengths()).tolist(),
+            expected_tokens_of_all(believed, generated, most).tolist(),
             used_tokens=self.used_kv_tokens() + unfinished_prefill,
         )
 
-    def _expected(self, request: Request) -> int:
-        predicted = self._predicted.get(request.request_id, 0)
+    def _expected(self, request: Request, used_share: float = 1.0) -> int:
+        predicted = math.ceil(used_share * self._predicted.get(request.request_id, 0))
         return expected_tokens(predicted, request.num_output_tokens, request.max_tokens)
 
     def _eviction_key(self, request: Request) -> tuple[float, float]:
@@ -521,9 +532,10 @@ class DLAScheduler(LabScheduler):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         predicted = self._predicted.pop(request.request_id, None)
-        self.counters["overruns"] += predicted is not None and (
-            request.num_output_tokens > predicted
-        )
+        if predicted is not None:
+            self.counters["overruns"] += request.num_output_tokens > predicted
+            if request.status in _ENDED_BY_ITSELF:
+                self._record.add(predicted, request.num_output_tokens)
         return super()._free_request(request, *args, **kwargs)
 
 

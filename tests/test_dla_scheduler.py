@@ -2,13 +2,17 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from scheduling import Admissions, Preemptions, drive, predictions, run_with_arrivals
 
+from experiments import sim_dla
 from lab3.driver import Driver
 from lab3.engine import create_requests, create_scheduler
 from lab3.invariants import identity
+from lab3.policy.prediction import TrackRecord
+from lab3.sim.jobs import simulate
 
 DLA_KNOBS = [
     {"victim": victim, "admission": admission}
@@ -214,6 +218,32 @@ def test_the_four_combinations_are_a_matter_of_settings_and_admission_saves_pree
     assert preemptions["remaining", "off"] < preemptions["upstream", "off"]
     for victim in ("upstream", "remaining"):
         assert preemptions[victim, "reserve"] < preemptions[victim, "off"] / 2
+
+
+def mean_jct_s(predictions: str) -> float:
+    """120 simulated decode-heavy requests on a scarce pool, which may write up to 2,048 tokens."""
+    job = sim_dla.lengths_job("decode-heavy", None, 200)
+    job = replace(
+        job,
+        kv_blocks=sim_dla.scarce_blocks(job),
+        request_rate=2.7,
+        seed=1,
+        scheduler="my_scheduler.DLAScheduler",
+        settings={"admission": "future_peak"},
+        predictions=predictions,
+    )
+    done = simulate(job, record_steps=False)
+    return statistics.mean(
+        times[-1] - queued for times, queued in zip(done.token_times_s, done.queued_s, strict=True)
+    )
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+def test_predictions_that_are_all_half_too_long_do_not_leave_the_pool_empty(corrected, monkeypatch):
+    if not corrected:
+        monkeypatch.setattr(TrackRecord, "used_share", 1.0)
+    ratio = mean_jct_s("bias:1.5") / mean_jct_s("oracle")
+    assert ratio < 1.15 if corrected else ratio > 1.3
 
 
 # DLA-SRPT

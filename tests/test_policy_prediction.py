@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lab3.policy.prediction import (
+    TrackRecord,
     claimed_tokens,
     claimed_tokens_of_all,
     expected_tokens,
@@ -73,3 +74,30 @@ def test_there_is_always_one_token_to_come_and_never_more_than_max_tokens_leaves
         assert 1 <= tokens(predicted, generated, 100) <= 100 - generated
     # A stop token may not count as output: more than max_tokens must not go below one.
     assert tokens(predicted, 120, 100) == 1
+
+
+def track_record(pairs):
+    record = TrackRecord()
+    for predicted, generated in pairs:
+        record.add(predicted, generated)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("pairs", "share"),
+    [
+        ([], 1.0),
+        ([(150, 100)] * 19, 1.0),
+        ([(150, 100)] * 20, 2 / 3),
+        ([(150, 100), (15, 10)] * 50, 2 / 3),
+        ([(100, 100)] * 50, 1.0),
+        ([(1, 100)] * 50, 1.0),
+    ],
+)
+def test_predictions_are_believed_as_far_as_they_came_true(pairs, share):
+    assert track_record(pairs).used_share == pytest.approx(share)
+
+
+def test_recent_answers_count_most():
+    record = track_record([(200, 100)] * 500 + [(100, 100)] * 500)
+    assert record.used_share > 0.98

@@ -63,3 +63,32 @@ def claimed_tokens_of_all(
     """``claimed_tokens`` of many requests at once, shape (requests,); ``predicted`` 0 is None."""
     left = np.maximum(max_tokens - generated, 1)
     return np.where(generated < predicted, np.minimum(predicted - generated, left), left)
+
+
+class TrackRecord:
+    """How much of their predictions finished answers used; the last hundred or so count.
+
+    A predictor that says half as much again as comes makes an admission by prediction leave a
+    third of the pool empty. What it says too little needs no correction here: requests that
+    outlive their predictions are counted anyway.
+    """
+
+    _MEMORY = 0.99
+    _LEAST_ANSWERS = 20
+
+    def __init__(self) -> None:
+        self._predicted = self._generated = 0.0
+        self._answers = 0
+
+    def add(self, predicted: int, generated: int) -> None:
+        """One more answer ended, after ``generated`` tokens."""
+        self._predicted = self._MEMORY * self._predicted + predicted
+        self._generated = self._MEMORY * self._generated + generated
+        self._answers += 1
+
+    @property
+    def used_share(self) -> float:
+        """Generated over predicted tokens, at most 1; 1 until 20 answers have ended."""
+        if self._answers < self._LEAST_ANSWERS:
+            return 1.0
+        return min(self._generated / self._predicted, 1.0)
