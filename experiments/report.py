@@ -11,6 +11,8 @@ import pandas as pd
 from lab3.text_table import NOTHING, Cell, Table, to_markdown
 
 NO_WINNER = "no clear winner"
+LEAST = 0.02
+"""A smaller change is none."""
 
 
 def relative(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFrame:
@@ -30,13 +32,13 @@ def relative(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFr
 def winners(frame: pd.DataFrame, cell: Sequence[str], metric: str) -> pd.DataFrame:
     """The arm with the lowest mean ``metric`` in each cell and its ``change``.
 
-    Index: ``cell``. Better than the default at every seed, or it is no winner.
+    Index: ``cell``. Better than the default by LEAST or more at every seed, or it is no winner.
     """
     rows = {}
     for regime, arms in relative(frame, cell, metric).groupby(level=list(cell), sort=False):
         own = arms.droplevel(list(cell))
         name = own["mean"].idxmin()
-        rows[regime] = (name if own.high[name] < 0 else NO_WINNER, own["mean"][name])
+        rows[regime] = (name if own.high[name] <= -LEAST else NO_WINNER, own["mean"][name])
     index = pd.MultiIndex.from_tuples(rows, names=list(cell))
     return pd.DataFrame(rows.values(), index=index, columns=["arm", "change"])
 

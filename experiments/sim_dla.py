@@ -21,7 +21,16 @@ import numpy as np
 import pandas as pd
 
 from experiments.common import Arm, Experiment, capacity
-from experiments.report import balanced, cells, change_cell, percent, relative, seeds_text, write
+from experiments.report import (
+    LEAST,
+    balanced,
+    cells,
+    change_cell,
+    percent,
+    relative,
+    seeds_text,
+    write,
+)
 from lab3.sim.jobs import Job
 from lab3.text_table import NOTHING, Cell, Table, number
 
@@ -152,10 +161,6 @@ CLAIMS = (
 )
 """DLA's own numbers: a simulation of a block pool on 10,000 BurstGPT requests, prefix caching not
 modelled. For bias it says "harmless", which is read as its number with true lengths."""
-
-
-LEAST = 0.02
-"""A smaller change is none."""
 
 
 def verdict(change: float, worst: float, published: float) -> str:
@@ -349,7 +354,7 @@ def draw(frame: pd.DataFrame, out: Path) -> None:
         figure,
         [
             "SIMULATED: roofline, Qwen2.5-7B on A100-80G; load 1.0, KV scarce, oracle predictions; "
-            f"mean and range of {seeds_text(frame, CELL)}; logarithmic.",
+            f"mean and range of {seeds_text(frame, CELL)}; logarithmic. Empty rows were not run.",
         ],
     )
     save(figure, out, "dla")
