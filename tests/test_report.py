@@ -17,7 +17,7 @@ from lab3.report.__main__ import main
 from lab3.report.results import FIGURES, PARTS, STRATEGIES, TABLES, ReportError, Results
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS_OF_CHAPTER_6 = {"overload", "dla-live", "sim-dla", "sim-tasks", "sim-map"}
+PARTS_OF_CHAPTER_6 = {"overload", "dla-live", "dla-more", "sim-dla", "sim-tasks", "sim-map"}
 SOURCES = {
     path.name: path.read_text(encoding="utf-8")
     for path in (ROOT / "report").glob("*.typ")

@@ -22,4 +22,7 @@ DLA_LABELS = LABELS | {
 def label(folder: str, arm: str) -> str:
     """An arm's name in a comparison; an unknown arm keeps the name that the script gave it."""
     known = DLA_LABELS if folder.startswith("dla") else LABELS
+    name, _, predictions = arm.partition("-")
+    if name in known and predictions:
+        return f"{known[name]}（{predictions}）"
     return known.get(arm, arm)

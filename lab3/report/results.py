@@ -15,16 +15,18 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TASK1, TASK1_REAL = "task1-cpu", "task1-smollm2"
 TASK2, TASK3, CANDIDATES = "task2-cpu", "task3-cpu", "task3-candidates-cpu"
 OVERLOAD, DLA = "task3-varied-cpu", "dla-cpu"
+DLA_MORE = ("dla-predictions-cpu", "dla-caching-cpu", "dla-liars-cpu", "dla-trace-cpu")
 PARTS = ("dla-live",)
-"""What chapter 6 holds, in order, report/6-NAME.typ each: overload, dla-live, sim-dla, sim-tasks,
-sim-map. The results of a part that is named here must all be there."""
-_COMPARISON_OF = {"overload": OVERLOAD, "dla-live": DLA}
-STRATEGIES = (TASK3, CANDIDATES, *(_COMPARISON_OF[p] for p in PARTS if p in _COMPARISON_OF))
+"""What chapter 6 holds, in order, report/6-NAME.typ each: overload, dla-live, dla-more, sim-dla,
+sim-tasks, sim-map. The results of a part that is named here must all be there."""
+_COMPARISONS_OF = {"overload": (OVERLOAD,), "dla-live": (DLA,), "dla-more": DLA_MORE}
+STRATEGIES = (TASK3, CANDIDATES, *(name for p in PARTS for name in _COMPARISONS_OF.get(p, ())))
 MEASURED = (TASK1, TASK1_REAL, TASK2, *STRATEGIES)
 
 _TABLES_OF = {
     "overload": (),
     "dla-live": (f"{DLA}/simulated.csv",),
+    "dla-more": (),
     "sim-dla": ("sim/dla.csv",),
     "sim-tasks": ("sim/tasks.csv",),
     "sim-map": ("sim/map.csv",),
@@ -32,6 +34,7 @@ _TABLES_OF = {
 _FIGURES_OF = {
     "overload": {"3A-overload": f"{OVERLOAD}/fig3a_cdf.png"},
     "dla-live": {"dla": f"{DLA}/dla_jct.png"},
+    "dla-more": {},
     "sim-dla": {"sim-dla": "sim/dla.png"},
     "sim-tasks": {"sim-tasks": "sim/tasks_fixed.png"},
     "sim-map": {"sim-map": "sim/map.png"},

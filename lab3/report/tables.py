@@ -13,6 +13,7 @@ from lab3.report import simulated
 from lab3.report.labels import label
 from lab3.report.results import (
     DLA,
+    DLA_MORE,
     MEASURED,
     STRATEGIES,
     TASK1,
@@ -49,7 +50,7 @@ MORE = tuple(
 )
 DLA_CELL = ("lengths", "load", "kv", "caching", "predictions")
 
-COLUMNS = {DLA: (table.DLA, table.DLA_DETAILS, table.DLA_COMPARED)}
+COLUMNS = dict.fromkeys((DLA, *DLA_MORE), (table.DLA, table.DLA_DETAILS, table.DLA_COMPARED))
 
 
 def collect(results: Results) -> dict[str, dict[str, Any]]:
