@@ -9,11 +9,12 @@ import random
 
 import pytest
 from fuzz_policies import POLICIES
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 
 from lab3.driver import Driver
 from lab3.engine import StubModel, create_requests, create_scheduler, token_at
-from lab3.invariants import kv_conservation, requests_conserved, seats
+from lab3.invariants import InvariantError, kv_conservation, requests_conserved, seats
 
 every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 
@@ -70,12 +71,20 @@ class RemoteModel(StubModel):
         )
 
 
-@every_policy
-@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
-def test_everybody_is_served_and_every_block_comes_back(policy, async_scheduling):
+class ForgetsWhoHoldsKV(Scheduler):
+    """Broken on purpose: loses a request whose KV is on its way."""
+
+    def schedule(self, *args, **kwargs):
+        if self.kv_holding_waiting:
+            self.kv_holding_waiting.pop_request()
+        return super().schedule(*args, **kwargs)
+
+
+def serve(cls, settings, async_scheduling):
+    """40 requests with all laws checked after every step; their output lengths, and the driver."""
     scheduler = create_scheduler(
-        policy.cls,
-        settings=policy.settings,
+        cls,
+        settings=settings,
         num_blocks=40,
         max_num_seqs=6,
         max_num_batched_tokens=128,
@@ -105,11 +114,23 @@ def test_everybody_is_served_and_every_block_comes_back(policy, async_scheduling
         seats(scheduler)
         requests_conserved(scheduler, driver.unfinished)
         kv_conservation(scheduler)
-
     assert most_waiting > 0
-    assert connector.loaded == {str(number) for number in range(0, 40, 2)}
+    return outputs, driver
+
+
+@every_policy
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_everybody_is_served_and_every_block_comes_back(policy, async_scheduling):
+    outputs, driver = serve(policy.cls, policy.settings, async_scheduling)
+
+    assert driver.scheduler.connector.loaded == {str(number) for number in range(0, 40, 2)}
     assert driver.tokens == {
         str(number): [token_at(str(number), position) for position in range(length)]
         for number, length in enumerate(outputs)
     }
-    assert scheduler.get_kv_cache_usage() == 0.0
+    assert driver.scheduler.get_kv_cache_usage() == 0.0
+
+
+def test_a_scheduler_that_loses_one_of_them_is_found_out():
+    with pytest.raises(InvariantError):
+        serve(ForgetsWhoHoldsKV, {}, async_scheduling=False)
