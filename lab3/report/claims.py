@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pandas as pd
+
+from experiments.report import relative
 from lab3.captions import TINY_GAP_WARNING
 from lab3.report.phrases import direction
 from lab3.report.results import CANDIDATES, DLA, PARTS, TASK1, TASK1_REAL, TASK3, Results
@@ -249,3 +252,89 @@ def published_claims_in_part(results: Results) -> bool:
         and against_default(results, DLA, "dla", "e2e_p50_ms") != "better"
         and against_default(results, DLA, "dla_victim", "e2e_p50_ms") != "better"
     )
+
+
+def dla_changes(results: Results, metric: str, predictions: str = "oracle") -> pd.Series:
+    """Simulated change at load 1 with scarce KV, by (lengths, caching, arm)."""
+    rows = results.simulated("dla")
+    rows = rows[(rows.load == "1.0") & (rows.kv == "scarce")]
+    asked = rows[(rows.predictions == predictions) | (rows.arm == "default")]
+    return relative(asked, ("lengths", "caching"), metric)["mean"]
+
+
+def each(changes: pd.Series, arm: str, caching: str | None = None) -> pd.Series:
+    """Those of one arm, of all regimes or with caching "True" or "False"."""
+    own = changes.xs(arm, level="arm")
+    return own if caching is None else own.xs(caching, level="caching")
+
+
+@claim("sim-dla-admission", "sim-dla")
+def simulated_admission_preempts_less(results: Results) -> bool:
+    """Victim + reserve at least halves preemptions and recomputed tokens in every regime."""
+    return all(
+        (each(dla_changes(results, metric), "remaining+reserve") <= -0.5).all()
+        for metric in ("preemptions", "recomputed_tokens")
+    )
+
+
+@claim("sim-dla-watermark", "sim-dla")
+def watermark_gets_much_of_it(results: Results) -> bool:
+    """Without caching the watermark gains 40 % or more of what victim + reserve gains in JCT."""
+    found = dla_changes(results, "e2e_mean_ms")
+    reserve, mark = (each(found, arm, "False") for arm in ("remaining+reserve", "watermark 0.03"))
+    return bool((reserve < 0).all() and (mark <= 0.4 * reserve).all())
+
+
+@claim("sim-dla-caching", "sim-dla")
+def caching_takes_the_gain(results: Results) -> bool:
+    """Prefix caching makes victim + reserve gain less for every kind of lengths."""
+    found = dla_changes(results, "e2e_mean_ms")
+    without, cached = (each(found, "remaining+reserve", on) for on in ("False", "True"))
+    return bool((without < cached).all() and (without < 0).all())
+
+
+@claim("sim-dla-srpt", "sim-dla")
+def srpt_wins_where_prompts_queue(results: Results) -> bool:
+    """DLA-SRPT has the lowest mean JCT for conversation lengths, with and without caching."""
+    found = dla_changes(results, "e2e_mean_ms").drop("decode-heavy", level="lengths")
+    best = found.groupby(level=["lengths", "caching"]).idxmin()
+    return all(arm == "dlasrpt" for *_, arm in best)
+
+
+@claim("sim-dla-bias", "sim-dla")
+def half_too_much_does_no_harm(results: Results) -> bool:
+    """Predictions half too long cost the two that look ahead at most 10 % of the default's JCT."""
+    found = dla_changes(results, "e2e_mean_ms", "bias:1.5")
+    arms = ("remaining_per_context+future_peak", "dlasrpt")
+    return all((each(found, arm, "False") <= 0.1).all() for arm in arms)
+
+
+LARGE = "qwen2.5-7b on a100-80g"
+
+
+def task_changes(results: Results, metric: str, arm: str) -> pd.Series:
+    """Simulated change on the 7B engine, by (lengths, point)."""
+    rows = results.simulated("tasks")
+    rows = rows[(rows.budget == "2048") & (rows.engine == LARGE)]
+    return relative(rows, ("lengths", "point"), metric)["mean"].xs(arm, level="arm")
+
+
+@claim("sim-tasks-stalls", "sim-tasks")
+def stalls_grow_more_than_the_percentile(results: Results) -> bool:
+    """Under A the longest gap at least quintuples everywhere, and grows more than ITL P99."""
+    gaps, itl = (task_changes(results, m, "A") for m in ("max_gap_p99_ms", "itl_p99_ms"))
+    return bool((gaps > 4).all() and (gaps > itl).all())
+
+
+@claim("sim-tasks-adaptive", "sim-tasks")
+def adaptive_wins_everywhere(results: Results) -> bool:
+    """Adaptive lowers ITL P99, the longest gap and mean E2E at every point."""
+    metrics = ("itl_p99_ms", "max_gap_p99_ms", "e2e_mean_ms")
+    return all((task_changes(results, m, "adaptive") < -0.02).all() for m in metrics)
+
+
+@claim("sim-tasks-literal", "sim-tasks")
+def literal_decode_first_collapses(results: Results) -> bool:
+    """Literal decode-first makes less than half of the default's tokens per second."""
+    found = task_changes(results, "output_tokens_per_s", "decode-first")
+    return bool(len(found) and (found < -0.5).all())

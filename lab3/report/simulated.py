@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from experiments.report import NO_WINNER, relative, winners
+from experiments.report import relative
+from experiments.sim_dla import with_defaults
 from lab3.report.labels import DLA_LABELS
 from lab3.report.phrases import change
 from lab3.report.results import DLA, PARTS, Results
 from lab3.summary import within_noise
-from lab3.text_table import NOTHING, Cell, Table, number, share
+from lab3.text_table import NOTHING, Cell, Table, number
 
 # vllm-hust-dla 0.1.0: what, metric, published change, and where it is found here: predictions and
 # arm of the simulation, arm of the live comparison.
@@ -48,15 +49,13 @@ def collect(results: Results) -> dict[str, tuple[Table, str, str]]:
             source, kind = f"{source}, results/sim/dla.csv", "both"
         found["published"] = (published(results), source, kind)
     if "sim-dla" in PARTS:
-        dla = results.simulated("dla")
+        dla = with_defaults(results.simulated("dla"))
         found["sim-dla"] = (sim_dla(dla), "sim/dla.csv", "simulated")
         found["sim-predictions"] = (sim_predictions(dla), "sim/dla.csv", "simulated")
     if "sim-tasks" in PARTS:
         tasks = results.simulated("tasks")
         found["sim-tasks"] = (sim_tasks(tasks), "sim/tasks.csv", "simulated")
         found["sim-budget"] = (sim_budget(tasks), "sim/tasks.csv", "simulated")
-    if "sim-map" in PARTS:
-        found["sim-map"] = (sim_map(results.simulated("map")), "sim/map.csv", "simulated")
     return found
 
 
@@ -143,7 +142,7 @@ def published(results: Results) -> Table:
     """What DLA's authors published, and the same change here: live and, per lengths, simulated."""
     kinds: list[str] = []
     if "sim-dla" in PARTS:
-        frame = results.simulated("dla")
+        frame = with_defaults(results.simulated("dla"))
         base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.caching == "False")]
         kinds = list(dict.fromkeys(base.lengths))
     rows = []
@@ -192,39 +191,6 @@ def dla_simulated(results: Results) -> Table:
         for _, row in rows.iterrows()
     ]
     return Table("dla-simulated", headers, tuple(cells))
-
-
-def sim_map(frame: pd.DataFrame) -> Table:
-    """Which policy wins where: better than the default at every seed, or none does."""
-    cell = ("lengths", "load", "kv")
-    best = {metric: winners(frame, cell, metric) for metric in ("e2e_mean_ms", "max_gap_p99_ms")}
-    default = frame[frame.arm == "default"].groupby(list(cell), sort=False)
-    pressure = default[["waiting_mean", "kv_peak_share"]].mean()
-    headers = (
-        ("长度", ""),
-        ("负载", ""),
-        ("KV", ""),
-        ("默认的等待队列", "请求"),
-        ("KV 峰值", ""),
-        ("JCT 均值最低", ""),
-        ("最长停顿最小", ""),
-    )
-    rows = [
-        (
-            Cell(key[0]),
-            Cell(key[1]),
-            Cell({"scarce": "紧张", "ample": "充足"}[key[2]]),
-            Cell(number(row.waiting_mean)),
-            Cell(share(row.kv_peak_share)),
-            *(Cell(_winner(found.loc[key])) for found in best.values()),
-        )
-        for key, row in pressure.iterrows()
-    ]
-    return Table("sim-map", headers, tuple(rows))
-
-
-def _winner(row: pd.Series) -> str:
-    return "无" if row.arm == NO_WINNER else f"{row.arm} {change(row.change)}"
 
 
 def validation(frame: pd.DataFrame) -> Table:
