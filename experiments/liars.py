@@ -2,9 +2,9 @@
 
 A fifth of the requests claims an output of 1 token, the others say the truth. Simulated on the
 engine, load and KV pool of a live comparison (--like RUN, one of dla.sh's run folders, and the
-cost.json that it fitted), or without them on a GPU. Prints, and writes to liars.csv in --out, the
-mean and P99 JCT of honest and lying requests under each policy, as a ratio to what the same
-requests had under vLLM's default.
+cost.json that it fitted), or without them on a GPU. Prints the mean and
+P99 JCT of honest and lying requests under each policy, as a ratio to what the same requests had
+under vLLM's default; writes liars.csv, liars.md and liars.json into --out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import numpy as np
 import pandas as pd
 
 from experiments.common import Arm, capacity, options, write_setup
+from experiments.report import write
 from experiments.sim_dla import lengths_job, scarce_blocks
 from experiments.validate_live import job_of
 from lab3.bench_file import ResultError
 from lab3.predictors import LIE_TOKENS
 from lab3.results import read_run_info
 from lab3.sim.jobs import Job, run_jobs, simulate
+from lab3.text_table import Cell, Table, to_text
 
 ARMS = (
     Arm("default"),
@@ -66,19 +68,27 @@ def base_job(args: Any) -> Job:
     return replace(job, request_rate=round(capacity(job), 4))
 
 
-def ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each arm's JCT over the default's at the same seed: mean, low and high over the seeds."""
-    base = rows[rows.arm == "default"].set_index("seed")
+def ratio_table(rows: pd.DataFrame) -> Table:
+    """Each arm's JCT over the default's at the same seed: mean, smallest and largest."""
     columns = [f"{group}_{kind}_ms" for group in GROUPS for kind in ("mean", "p99")]
+    base = rows[rows.arm == "default"].set_index("seed")[columns]
     made = []
     for arm, own in rows[rows.arm != "default"].groupby("arm", sort=False):
-        ratio = own.set_index("seed")[columns] / base[columns]
+        ratio = own.set_index("seed")[columns] / base
         made.append(
-            {"arm": arm}
-            | {f"{c}_{how}": float(getattr(ratio[c], how)()) for c in columns
-               for how in ("mean", "min", "max")}
-        )  # fmt: skip
-    return pd.DataFrame(made)
+            (
+                Cell(arm),
+                *(
+                    Cell(f"{r.mean():.2f}x", f"{r.min():.2f}-{r.max():.2f}")
+                    for _, r in ratio.items()
+                ),
+            )
+        )
+    headers = (
+        ("JCT to vLLM's default", ""),
+        *((c.split("_")[0], c.split("_")[1]) for c in columns),
+    )
+    return Table("Honest and lying requests", headers, tuple(made))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,18 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     rows.to_csv(args.out / "liars.csv", index=False, float_format="%.6g")
     write_setup(args.out / "liars.json", {"experiment": "liars"}, base)
-    table = ratios(rows)
-    rate = "all at once" if math.isinf(base.request_rate) else f"{base.request_rate:g}/s"
-    print(f"SIMULATED; {args.share:.0%} claim {LIE_TOKENS} token; {base.num_prompts} at {rate};")
-    print(f"ratio to vLLM's default, mean of {len(args.seeds)} seeds (smallest to largest)")
-    for row in table.to_dict("records"):
-        cells = [
-            f"{group} {kind} {row[f'{group}_{kind}_ms_mean']:.2f}x"
-            f" ({row[f'{group}_{kind}_ms_min']:.2f}-{row[f'{group}_{kind}_ms_max']:.2f})"
-            for group in GROUPS
-            for kind in ("mean", "p99")
-        ]
-        print(f"{row['arm']:22s} {', '.join(cells)}")
+    table = ratio_table(rows)
+    rate = "all at once" if math.isinf(base.request_rate) else f"{base.request_rate:.3g} requests/s"
+    note = (
+        f"SIMULATED, {base.cost_model().name}: {base.num_prompts} requests, {rate}, of which "
+        f"{args.share:.0%} claim {LIE_TOKENS} token; mean and range of {len(args.seeds)} seeds."
+    )
+    write(args.out / "liars.md", [table], [note])
+    print(to_text(table), note, sep="\n\n")
     return 0
 
 

@@ -72,7 +72,6 @@ def test_lies_are_judged_seed_by_seed_against_the_default():
         return {"arm": arm, "seed": seed} | dict.fromkeys(names, value)
 
     rows = [row("default", 1, 10.0), row("default", 2, 40.0), row("x", 1, 5.0), row("x", 2, 60.0)]
-    found = liars.ratios(pd.DataFrame(rows)).iloc[0]
-    assert found.arm == "x"
-    assert found.honest_mean_ms_mean == 1.0
-    assert (found.honest_mean_ms_min, found.honest_mean_ms_max) == (0.5, 1.5)
+    ((arm, *cells),) = liars.ratio_table(pd.DataFrame(rows)).rows
+    assert arm.value == "x"
+    assert {(cell.value, cell.extra) for cell in cells} == {("1.00x", "0.50-1.50")}
