@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -28,9 +27,7 @@ from lab3.policy.ordering import aged_size
 from lab3.policy.prediction import (
     TrackRecord,
     claimed_tokens,
-    claimed_tokens_of_all,
     expected_tokens,
-    expected_tokens_of_all,
     parse_prediction,
 )
 from lab3.policy.step_time import StepLoad, StepTimeModel, StepTimer
@@ -405,7 +402,7 @@ class DLAScheduler(LabScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._predicted: dict[str, int] = {}
-        self._record = TrackRecord()
+        self._track_record = TrackRecord()
         self._choosing_victim = False
         self._peak: FuturePeak | None = None
         self._allocate = self.kv_cache_manager.allocate_slots
@@ -441,25 +438,7 @@ class DLAScheduler(LabScheduler):
         )
 
     def _victim_last(self) -> AbstractContextManager[None]:
-        running = self.running
-        to_come = claimed_tokens_of_all(*self._output_lengths())
-        computed = np.array([r.num_computed_tokens for r in running])
-        scores = eviction_score(self.settings.victim, to_come, computed).tolist()
-        prefilling = [r.is_prefill_chunk for r in running]
-        keys = zip(prefilling, scores, [r.arrival_time for r in running], strict=True)
-        return self.running_in_order(dict(zip(running, keys, strict=True)).__getitem__)
-
-    def _output_lengths(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Predicted (0: not at all), generated and at most wanted tokens of the running requests.
-
-        All at once: 256 requests one by one take a fifth of schedule().
-        """
-        running, predicted = self.running, self._predicted
-        return (
-            np.array([predicted.get(r.request_id, 0) for r in running]),
-            np.array([r.num_output_tokens for r in running]),
-            np.array([r.max_tokens for r in running]),
-        )
+        return self.running_in_order(lambda r: (r.is_prefill_chunk, *self._eviction_key(r)))
 
     def _allocate_slots(
         self, request: Request, num_new_tokens: int, **kwargs: Any
@@ -472,7 +451,7 @@ class DLAScheduler(LabScheduler):
         if blocks is None and self._choosing_victim and is_running:
             self._put_victim_last(request)
         elif blocks is not None and self._peak and not is_running:
-            to_come = self._expected(request, self._record.used_share)
+            to_come = self._expected(request, self._track_record.used_share)
             self._peak.add(request.num_tokens, to_come)
         return blocks
 
@@ -491,7 +470,7 @@ class DLAScheduler(LabScheduler):
         if self.settings.admission == "future_peak":
             if self._peak is None:
                 self._peak = self._future_peak()
-            to_come = self._expected(request, self._record.used_share)
+            to_come = self._expected(request, self._track_record.used_share)
             peak_tokens = self._peak.peak_with(request.num_tokens, to_come)
             return peak_tokens <= self.usable_kv_tokens()
         computed = request.num_computed_tokens + sum(
@@ -504,14 +483,13 @@ class DLAScheduler(LabScheduler):
         return True
 
     def _future_peak(self) -> FuturePeak:
+        used_share = self._track_record.used_share
         unfinished_prefill = sum(
             r.num_tokens - r.num_computed_tokens for r in self._inflight_prefills
         )
-        predicted, generated, most = self._output_lengths()
-        believed = np.ceil(self._record.used_share * predicted)
         return FuturePeak(
             [r.num_tokens for r in self.running],
-            expected_tokens_of_all(believed, generated, most).tolist(),
+            [self._expected(r, used_share) for r in self.running],
             used_tokens=self.used_kv_tokens() + unfinished_prefill,
         )
 
@@ -530,12 +508,16 @@ class DLAScheduler(LabScheduler):
         self.counters[f"victims_{rule}"] += 1
         super()._preempt_request(*args, **kwargs)
 
+    def refresh_counters(self) -> None:
+        if self._track_record.answers:
+            self.counters["predictions_used_permille"] = round(1e3 * self._track_record.used_share)
+
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         predicted = self._predicted.pop(request.request_id, None)
         if predicted is not None:
             self.counters["overruns"] += request.num_output_tokens > predicted
             if request.status in _ENDED_BY_ITSELF:
-                self._record.add(predicted, request.num_output_tokens)
+                self._track_record.add(predicted, request.num_output_tokens)
         return super()._free_request(request, *args, **kwargs)
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab3 import provenance
-from lab3.text_table import Cell, Table, count, number, to_text
+from lab3.text_table import Cell, Table, count, number, to_markdown, to_text
 
 if TYPE_CHECKING:
     from lab3.driver import Driver
@@ -255,7 +255,7 @@ def growth(rows: Sequence[Row]) -> list[str]:
 
 
 def save(rows: Sequence[Row], out: Path) -> None:
-    """Write ``overhead.csv`` and ``overhead.json`` (with versions and machine) into ``out``."""
+    """Write overhead.csv, overhead.md and overhead.json (with versions and machine) to ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     records = [asdict(row) for row in rows]
     with open(out / "overhead.csv", "w", newline="") as file:
@@ -264,6 +264,14 @@ def save(rows: Sequence[Row], out: Path) -> None:
         writer.writerows(records)
     about = {"versions": provenance.versions(), "hardware": provenance.hardware()}
     (out / "overhead.json").write_text(json.dumps(about | {"rows": records}, indent=1) + "\n")
+    machine = about["hardware"]
+    notes = [
+        f"Measured; {machine['cpu']}, {machine['cores']} cores; CPU time of the thread, medians "
+        f"and quartiles of {min(row.pairs for row in rows)} pairs or more.",
+        *growth(rows),
+    ]
+    text = to_markdown(table(rows)) + "\n\n" + "\n".join(f"- {note}" for note in notes)
+    (out / "overhead.md").write_text(text + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

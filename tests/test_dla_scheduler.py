@@ -176,6 +176,8 @@ def test_odd_numbers_are_predictions(value):
     driver.run()
     counters = driver.scheduler.counters
     assert counters["predictions"] == len(driver.finished) == 10
+    driver.scheduler.refresh_counters()
+    assert counters["predictions_used_permille"] == 1000
     # Two of the values are below the 40 tokens that came.
     assert counters["overruns"] == (10 if value < 40 else 0)
     assert not driver.scheduler._predicted

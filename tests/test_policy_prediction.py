@@ -1,17 +1,13 @@
 """Output lengths: what a request says, and what is made of it."""
 
 import math
-import random
 
-import numpy as np
 import pytest
 
 from lab3.policy.prediction import (
     TrackRecord,
     claimed_tokens,
-    claimed_tokens_of_all,
     expected_tokens,
-    expected_tokens_of_all,
     parse_prediction,
 )
 
@@ -56,15 +52,6 @@ def test_an_outlived_prediction_is_expected_to_go_on_for_a_quarter():
     assert expected_tokens(80, 80, 1000) == 20
     assert expected_tokens(80, 401, 1000) == 101
     assert expected_tokens(0, 0, 1000) == 1
-
-
-def test_all_at_once_is_one_by_one():
-    rng = random.Random(0)
-    rows = [(rng.randint(0, 90), rng.randint(0, 120), rng.randint(1, 110)) for _ in range(500)]
-    together = expected_tokens_of_all(*np.array(rows).T)
-    assert together.tolist() == [expected_tokens(*row) for row in rows]
-    together = claimed_tokens_of_all(*np.array(rows).T)
-    assert together.tolist() == [claimed_tokens(p or None, *row) for p, *row in rows]
 
 
 @pytest.mark.parametrize("tokens", [claimed_tokens, expected_tokens])

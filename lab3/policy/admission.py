@@ -2,8 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import accumulate
 
 
 class FuturePeak:
@@ -25,41 +24,32 @@ class FuturePeak:
         used_tokens: float | None = None,
     ) -> None:
         """One number in each sequence for each request."""
-        held = np.array(held_tokens, dtype=float)
-        remaining = np.array(remaining_tokens, dtype=float)
-        if used_tokens is not None and len(held):
-            held *= used_tokens / held.sum()
-        # NumPy's own sort and search give up the GIL: schedule() would wait for other threads.
-        order = sorted(range(len(held)), key=(-remaining).tolist().__getitem__)
-        self._take(held[order], remaining[order])
+        held_sum = sum(held_tokens)
+        scale = used_tokens / held_sum if used_tokens is not None and held_sum else 1.0
+        batch = sorted(zip(remaining_tokens, held_tokens, strict=True), reverse=True)
+        self._held = [held * scale for _, held in batch]
+        # Negative, so that it is in rising order.
+        self._remaining = [-remaining for remaining, _ in batch]
+        self._sums: list[float] = []
 
     def peak(self) -> float:
         """Tokens at the worst moment; 0 without requests."""
         self._look_ahead()
-        return float(self._worst_before[-1])
+        return self._worst_before[-1]
 
     def peak_with(self, held: float, remaining: float) -> float:
         """The same with one more request in the batch."""
         self._look_ahead()
-        at = self._place(remaining)
+        at = bisect_right(self._remaining, -remaining)
         own_end = self._sums[at] + held + (at + 1) * remaining
-        return float(max(self._worst_before[at], own_end, self._worst_beside[at] + held))
+        return max(self._worst_before[at], own_end, self._worst_beside[at] + held)
 
     def add(self, held: float, remaining: float) -> None:
         """One more request joins the batch."""
-        at = self._place(remaining)
-        self._take(
-            np.concatenate((self._held[:at], [held], self._held[at:])),
-            np.concatenate((self._remaining[:at], [remaining], self._remaining[at:])),
-        )
-
-    def _take(self, held: np.ndarray, remaining: np.ndarray) -> None:
-        """The batch, most remaining first."""
-        self._held, self._remaining, self._key = held, remaining, (-remaining).tolist()
-        self._sums: np.ndarray | None = None
-
-    def _place(self, remaining: float) -> int:
-        return bisect_right(self._key, -remaining)
+        at = bisect_right(self._remaining, -remaining)
+        self._remaining.insert(at, -remaining)
+        self._held.insert(at, held)
+        self._sums = []
 
     def _look_ahead(self) -> None:
         """All moments of the batch at once, when they are asked for.
@@ -67,14 +57,13 @@ class FuturePeak:
         ``_worst_before[k]``: most tokens at an end of the first k. ``_worst_beside[k]``: the same
         for those from k on if one request without tokens of its own goes on beside them.
         """
-        if self._sums is not None:
+        if self._sums:
             return
-        num_requests = len(self._held)
-        self._sums = np.zeros(num_requests + 1)
-        self._held.cumsum(out=self._sums[1:])
-        ends = self._sums[1:] + np.arange(1, num_requests + 1) * self._remaining
-        self._worst_before = np.zeros(num_requests + 1)
-        np.maximum.accumulate(ends, out=self._worst_before[1:])
-        self._worst_beside = np.zeros(num_requests + 1)
-        beside = (ends + self._remaining)[::-1]
-        np.maximum.accumulate(beside, out=self._worst_beside[:-1][::-1])
+        self._sums = [0.0, *accumulate(self._held)]
+        ends, beside = [], []
+        for count, negative in enumerate(self._remaining, start=1):
+            end = self._sums[count] - count * negative
+            ends.append(end)
+            beside.append(end - negative)
+        self._worst_before = [0.0, *accumulate(ends, max)]
+        self._worst_beside = [*accumulate(reversed(beside), max, initial=0.0)][::-1]

@@ -3,8 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
-
 # Lengths of real outputs are heavy-tailed: the longer one has run, the longer it will still run.
 OVERRUN_SHARE = 0.25
 
@@ -35,15 +33,6 @@ def expected_tokens(predicted: int, generated: int, max_tokens: int) -> int:
     return min(max(math.ceil(OVERRUN_SHARE * generated), 1), left)
 
 
-def expected_tokens_of_all(
-    predicted: np.ndarray, generated: np.ndarray, max_tokens: np.ndarray
-) -> np.ndarray:
-    """``expected_tokens`` of many requests at once; whole numbers, all of shape (requests,)."""
-    overrun = np.maximum(np.ceil(OVERRUN_SHARE * generated), 1)
-    expected = np.where(generated < predicted, predicted - generated, overrun)
-    return np.minimum(expected, np.maximum(max_tokens - generated, 1))
-
-
 def claimed_tokens(predicted: int | None, generated: int, max_tokens: int) -> int:
     """Output tokens to come when requests are compared as victims, at least 1.
 
@@ -55,14 +44,6 @@ def claimed_tokens(predicted: int | None, generated: int, max_tokens: int) -> in
     if predicted is None or generated >= predicted:
         return left
     return min(predicted - generated, left)
-
-
-def claimed_tokens_of_all(
-    predicted: np.ndarray, generated: np.ndarray, max_tokens: np.ndarray
-) -> np.ndarray:
-    """``claimed_tokens`` of many requests at once, shape (requests,); ``predicted`` 0 is None."""
-    left = np.maximum(max_tokens - generated, 1)
-    return np.where(generated < predicted, np.minimum(predicted - generated, left), left)
 
 
 class TrackRecord:
@@ -78,17 +59,17 @@ class TrackRecord:
 
     def __init__(self) -> None:
         self._predicted = self._generated = 0.0
-        self._answers = 0
+        self.answers = 0
 
     def add(self, predicted: int, generated: int) -> None:
         """One more answer ended, after ``generated`` tokens."""
         self._predicted = self._MEMORY * self._predicted + predicted
         self._generated = self._MEMORY * self._generated + generated
-        self._answers += 1
+        self.answers += 1
 
     @property
     def used_share(self) -> float:
         """Generated over predicted tokens, at most 1; 1 until 20 answers have ended."""
-        if self._answers < self._LEAST_ANSWERS:
+        if self.answers < self._LEAST_ANSWERS:
             return 1.0
         return min(self._generated / self._predicted, 1.0)

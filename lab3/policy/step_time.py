@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 # Brings the three loads to the order of 1, so that one ridge fits all.
-_SCALE = np.array([1.0, 1e-3, 1e-2, 1e-5])
+_SCALE = (1.0, 1e-3, 1e-2, 1e-5)
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class StepLoad:
     decode_requests: int
     context_tokens: int
 
-    def features(self) -> np.ndarray:
-        """Shape (4,): constant, prefill, decodes, context, scaled."""
-        loads = [1.0, self.prefill_tokens, self.decode_requests, self.context_tokens]
-        return np.array(loads) * _SCALE
+    def features(self) -> tuple[float, ...]:
+        """Constant, prefill, decodes, context, scaled."""
+        loads = (1.0, self.prefill_tokens, self.decode_requests, self.context_tokens)
+        return tuple(load * scale for load, scale in zip(loads, _SCALE, strict=True))
 
 
 class StepTimer:
@@ -70,7 +70,8 @@ class StepTimeModel:
         self._min_steps = min_steps
         self._moment = np.zeros((4, 4))
         self._target = np.zeros(4)
-        self._coefficients: np.ndarray | None = None
+        # Plain numbers, solved for when a step is done: NumPy would give up the GIL in schedule().
+        self._coefficients = [0.0] * len(_SCALE)
         self.num_steps = 0
 
     @property
@@ -82,20 +83,21 @@ class StepTimeModel:
         """Learn that a step with ``load`` took ``step_ms`` milliseconds."""
         if self.is_ready:
             step_ms = min(step_ms, self._outlier * self.predict_ms(load))
-        features = load.features()
+        features = np.array(load.features())
         self._moment = self._memory * self._moment + np.outer(features, features)
         self._target = self._memory * self._target + step_ms * features
         if self.num_steps % self._SOLVE_EVERY == 0 or not self.is_ready:
-            self._coefficients = None
+            self._coefficients = _non_negative_solution(self._moment, self._target).tolist()
         self.num_steps += 1
 
     def predict_ms(self, load: StepLoad) -> float:
         """Milliseconds that a step with ``load`` takes; 0 before anything was observed."""
-        return float(self._fit() @ load.features())
+        pairs = zip(self._coefficients, load.features(), strict=True)
+        return sum(coefficient * feature for coefficient, feature in pairs)
 
     @property
     def ms_per_prefill_token(self) -> float:
-        return float(self._fit()[1] * _SCALE[1])
+        return self._coefficients[1] * _SCALE[1]
 
     def prefill_tokens_within(self, target_ms: float, load: StepLoad) -> float:
         """Prompt tokens that fit into ``target_ms`` beside the decodes of ``load``.
@@ -107,11 +109,6 @@ class StepTimeModel:
         spare_ms = target_ms - self.predict_ms(decodes_only)
         ms_per_token = self.ms_per_prefill_token
         return spare_ms / ms_per_token if ms_per_token > 0 else float("inf")
-
-    def _fit(self) -> np.ndarray:
-        if self._coefficients is None:
-            self._coefficients = _non_negative_solution(self._moment, self._target)
-        return self._coefficients
 
 
 def _non_negative_solution(moment: np.ndarray, target: np.ndarray) -> np.ndarray:
