@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TASK1, TASK1_REAL = "task1-cpu", "task1-smollm2"
 TASK2, TASK3, CANDIDATES = "task2-cpu", "task3-cpu", "task3-candidates-cpu"
 OVERLOAD, DLA = "task3-varied-cpu", "dla-cpu"
-DLA_MORE = ("dla-predictions-cpu", "dla-caching-cpu", "dla-liars-cpu", "dla-trace-cpu")
-PARTS = ("dla-live", "sim-dla", "sim-tasks", "sim-map")
+DLA_MORE = ("dla-predictions-cpu", "dla-caching-cpu")
+PARTS = ("overload", "dla-live", "dla-more", "sim-dla", "sim-tasks", "sim-map")
 """What chapter 6 holds, in order, report/6-NAME.typ each: overload, dla-live, dla-more, sim-dla,
 sim-tasks, sim-map. The results of a part that is named here must all be there."""
 _COMPARISONS_OF = {"overload": (OVERLOAD,), "dla-live": (DLA,), "dla-more": DLA_MORE}
