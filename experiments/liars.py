@@ -2,9 +2,9 @@
 
 A fifth of the requests claims an output of 1 token, the others say the truth. Simulated on the
 engine, load and KV pool of a live comparison (--like RUN, one of dla.sh's run folders, and the
-cost.json that it fitted), or without them on a GPU. Prints the mean and
-P99 JCT of honest and lying requests under each policy, as a ratio to what the same requests had
-under vLLM's default; writes liars.csv, liars.md and liars.json into --out.
+cost.json that it fitted), or without them on a GPU. Prints the mean and P99 JCT of honest and lying
+requests under each policy, as a ratio to what the same requests had under vLLM's default. Writes
+liars.csv, liars.md and liars.json into --out.
 """
 
 from __future__ import annotations

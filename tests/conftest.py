@@ -1,6 +1,7 @@
 """Settings that every test runs under, and the model that the live ones serve."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,15 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
+
+# Under nohup, or in the background of a script, these are ignored, and so they would be by every
+# process that a test starts in order to interrupt it.
+for _signal, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _usual)
 
 
 @pytest.fixture(scope="session")

@@ -249,10 +249,9 @@ def published_claims_in_part(results: Results) -> bool:
 
 def dla_changes(results: Results, metric: str, predictions: str = "oracle") -> pd.Series:
     """Simulated change at load 1 with scarce KV, by (lengths, caching, arm)."""
-    rows = results.simulated("dla")
-    rows = rows[(rows.load == "1.0") & (rows.kv == "scarce")]
-    asked = rows[(rows.predictions == predictions) | (rows.arm == "default")]
-    return relative(asked, ("lengths", "caching"), metric)["mean"]
+    rows = results.dla_experiment
+    rows = rows[(rows.load == "1.0") & (rows.kv == "scarce") & (rows.predictions == predictions)]
+    return relative(rows, ("lengths", "caching"), metric)["mean"]
 
 
 def each(changes: pd.Series, arm: str, caching: str | None = None) -> pd.Series:

@@ -211,7 +211,7 @@ def simulations(results: Results) -> Iterator[tuple[str, str]]:
         )
     if "sim-dla" in PARTS:
         cell = ("lengths", "load", "kv", "caching", "predictions")
-        yield from _changes("sim-dla", results.simulated("dla"), cell)
+        yield from _changes("sim-dla", results.dla_experiment, cell)
     if "dla-live" in PARTS:
         for arm, row in results.dla_simulated.iterrows():
             for source in ("measured", "simulated"):

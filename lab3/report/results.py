@@ -103,6 +103,13 @@ class Results:
         """The live DLA comparison beside its simulation, by arm."""
         return pd.read_csv(self.root / DLA / "simulated.csv").set_index("arm", drop=False)
 
+    @cached_property
+    def dla_experiment(self) -> pd.DataFrame:
+        """The simulated DLA experiment, the default's rows under every kind of prediction."""
+        from experiments.sim_dla import with_defaults
+
+        return with_defaults(self.simulated("dla"))
+
     def spread(self, name: str, arm: str, metric: str) -> Spread:
         """A metric of an arm over its repeats; raises ReportError for an unknown one."""
         rows = self.strategies(name)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pandas as pd
 
 from experiments.report import relative
-from experiments.sim_dla import with_defaults
 from lab3.report.labels import DLA_LABELS
 from lab3.report.phrases import change
 from lab3.report.results import DLA, PARTS, Results
@@ -49,7 +48,7 @@ def collect(results: Results) -> dict[str, tuple[Table, str, str]]:
             source, kind = f"{source}, results/sim/dla.csv", "both"
         found["published"] = (published(results), source, kind)
     if "sim-dla" in PARTS:
-        dla = with_defaults(results.simulated("dla"))
+        dla = results.dla_experiment
         found["sim-dla"] = (sim_dla(dla), "sim/dla.csv", "simulated")
         found["sim-predictions"] = (sim_predictions(dla), "sim/dla.csv", "simulated")
     if "sim-tasks" in PARTS:
@@ -142,7 +141,7 @@ def published(results: Results) -> Table:
     """What DLA's authors published, and the same change here: live and, per lengths, simulated."""
     kinds: list[str] = []
     if "sim-dla" in PARTS:
-        frame = with_defaults(results.simulated("dla"))
+        frame = results.dla_experiment
         base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.caching == "False")]
         kinds = list(dict.fromkeys(base.lengths))
     rows = []
