@@ -4,7 +4,7 @@ Replays the arrivals and lengths of a measured run (see lab3.sim.traces.read_mea
 the preset, nothing fitted, and compares TTFT, TPOT and E2E from the moment the engine queued each
 request. The defaults are those of LLMServingSim's published run: Llama-3.1-8B on an RTX 4090, 2,588
 KV blocks of 16, budget 2048, 256 seats, prefix caching on. Then once more with each assumption
-changed: how much of the agreement hangs on it. Writes validation_gpu.csv and
+changed: how much of the agreement hangs on it. Writes validation_gpu.csv, validation_gpu.md and
 validation_gpu_assumptions.csv into --out. Exit code 1 when the P50 of TTFT or E2E is off by more
 than 15 %.
 """
@@ -20,8 +20,10 @@ import numpy as np
 import pandas as pd
 
 from experiments.common import OUT
+from experiments.report import write
 from lab3.sim.cost_model import Roofline
 from lab3.sim.traces import MeasuredRequests, read_measured_requests
+from lab3.text_table import Cell, Table, to_text
 
 GOAL = 0.15
 SHOWN = (("TTFT", "P50"), ("TTFT", "P99"), ("TPOT", "P50"), ("TPOT", "P99"), ("E2E", "P50"))
@@ -81,6 +83,25 @@ def assumptions(cost: Roofline) -> Iterator[tuple[str, dict[str, float], bool]]:
     yield "step_overhead_ms doubled", {"step_overhead_ms": 2 * cost.step_overhead_ms}, False
 
 
+def tables(found: pd.DataFrame, varied: pd.DataFrame) -> list[Table]:
+    """Errors of the preset, and what they become with one assumption changed."""
+    errors = found.pivot(index="metric", columns="statistic", values="error")
+    statistics = list(dict.fromkeys(found.statistic))
+    own = [
+        (Cell(metric), *(Cell(f"{errors.loc[metric, name]:+.1%}") for name in statistics))
+        for metric in dict.fromkeys(found.metric)
+    ]
+    columns = list(varied.columns.drop("changed"))
+    changed = [
+        (Cell(row["changed"]), *(Cell(f"{row[name]:+.1%}") for name in columns))
+        for row in varied.to_dict("records")
+    ]
+    return [
+        Table("Error of the simulation", tuple((n, "") for n in ("", *statistics)), tuple(own)),
+        Table("With one changed", tuple((n, "") for n in ("assumption", *columns)), tuple(changed)),
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -101,8 +122,6 @@ def main() -> int:
     table = replay(found, cost, args.kv_blocks, args.async_scheduling)
     args.out.mkdir(parents=True, exist_ok=True)
     table.to_csv(args.out / "validation_gpu.csv", index=False, float_format="%.4g")
-    print(f"SIMULATED against measured, {cost.name}, nothing fitted")
-    print(table.to_string(index=False, formatters={"error": "{:+.1%}".format}))
     judged = table[(table.statistic == "P50") & table.metric.isin(["TTFT", "E2E"])]
     rows = []
     for name, changed, toggled in assumptions(cost):
@@ -112,8 +131,9 @@ def main() -> int:
         rows.append({"changed": name} | {f"{m} {s}": errors[m, s] for m, s in SHOWN})
     varied = pd.DataFrame(rows)
     varied.to_csv(args.out / "validation_gpu_assumptions.csv", index=False, float_format="%.3g")
-    print("\nErrors with one assumption changed")
-    print(varied.to_string(index=False, float_format="{:+.1%}".format))
+    made, note = tables(table, varied), f"SIMULATED against measured, {cost.name}, nothing fitted."
+    write(args.out / "validation_gpu.md", made, [note])
+    print("\n\n".join([*map(to_text, made), note]))
     return int((judged.error.abs() > GOAL).any())
 
 
