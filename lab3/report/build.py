@@ -15,7 +15,7 @@ import typst
 
 from lab3.report import claims, facts, fonts, tables
 from lab3.report.labels import label
-from lab3.report.results import FIGURES, MEASURED, PARTS, STRATEGIES, ReportError, Results
+from lab3.report.results import FIGURES, MEASURED, STRATEGIES, ReportError, Results
 
 DATA = "build/report.json"
 """Read by typst; ``build/`` is ignored by git."""
@@ -35,7 +35,6 @@ def data(results: Results) -> dict[str, Any]:
         },
         "figures": {name: f"/results/{path}" for name, path in FIGURES.items()},
         "claims": sorted(claims.CLAIMS),
-        "parts": PARTS,
         "day": [int(part) for part in last_day(results).split("-")],
     }
 

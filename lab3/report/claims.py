@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.report import relative
 from lab3.captions import TINY_GAP_WARNING
 from lab3.report.phrases import direction
-from lab3.report.results import CANDIDATES, DLA, PARTS, TASK1, TASK1_REAL, TASK3, Results
+from lab3.report.results import CANDIDATES, DLA, TASK1, TASK1_REAL, TASK3, Results
 from lab3.sweep import RATE_BOUND_SHARE, latency_trends, recommended_x, request_rate
 from lab3.task1.job import EOS, FIXED
 
@@ -23,12 +23,11 @@ Claim = Callable[[Results], bool]
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(name: str, part: str | None = None) -> Callable[[Claim], Claim]:
-    """Registers a claim under the name that the text uses; of a part, if the report has it."""
+def claim(name: str) -> Callable[[Claim], Claim]:
+    """Registers a claim under the name that the text uses."""
 
     def register(function: Claim) -> Claim:
-        if part is None or part in PARTS:
-            CLAIMS[name] = function
+        CLAIMS[name] = function
         return function
 
     return register
@@ -203,41 +202,41 @@ def always_below(results: Results, arms: tuple[str, ...], metric: str) -> bool:
     return max(own) < min(value for value in base if not math.isnan(value))
 
 
-@claim("dla-live-preemptions", "dla-live")
+@claim("dla-live-preemptions")
 def admission_preempts_less(results: Results) -> bool:
     """With admission by prediction every run preempts and recomputes less than any control run."""
     arms = ("dla", *LOOKING_AHEAD)
     return all(always_below(results, arms, m) for m in ("preemptions", "recompute_tax"))
 
 
-@claim("dla-live-stalls", "dla-live")
+@claim("dla-live-stalls")
 def looking_ahead_stalls_less(results: Results) -> bool:
     """Every run of future peak and DLA-SRPT has shorter longest stalls than every control run."""
     return always_below(results, LOOKING_AHEAD, "max_gap_p99_ms")
 
 
-@claim("dla-live-jct-same", "dla-live")
+@claim("dla-live-jct-same")
 def jct_is_undecided(results: Results) -> bool:
     """No strategy's mean JCT differs from the default's beyond noise, Passthrough's neither."""
     arms = results.strategies(DLA).index.drop("default")
     return all(against_default(results, DLA, arm, "e2e_mean_ms") == "noise" for arm in arms)
 
 
-@claim("dla-live-victim", "dla-live")
+@claim("dla-live-victim")
 def victim_alone_gains_nothing(results: Results) -> bool:
     """Choosing the victim alone lowers neither mean JCT nor preemptions."""
     rows = results.strategies(DLA)[["e2e_mean_ms", "preemptions"]]
     return bool((rows.loc["dla_victim"] > rows.loc["default"]).all())
 
 
-@claim("dla-live-simulated-same", "dla-live")
+@claim("dla-live-simulated-same")
 def simulation_counts_the_same(results: Results) -> bool:
     """Of every arm with a step record the simulator tells the preemptions to a quarter."""
     rows = results.dla_simulated.drop(index=["default", "watermark"])
     return bool(((rows.simulated_preemptions / rows.measured_preemptions - 1).abs() < 0.25).all())
 
 
-@claim("dla-live-published", "dla-live")
+@claim("dla-live-published")
 def published_claims_in_part(results: Results) -> bool:
     """Victim + reserve preempts and recomputes less; JCT P50 is no better than the default's."""
     fewer = all(always_below(results, ("dla",), m) for m in ("preemptions", "recompute_tax"))
@@ -260,7 +259,7 @@ def each(changes: pd.Series, arm: str, caching: str | None = None) -> pd.Series:
     return own if caching is None else own.xs(caching, level="caching")
 
 
-@claim("sim-dla-admission", "sim-dla")
+@claim("sim-dla-admission")
 def simulated_admission_preempts_less(results: Results) -> bool:
     """Victim + reserve at least halves preemptions and recomputed tokens in every regime."""
     return all(
@@ -269,7 +268,7 @@ def simulated_admission_preempts_less(results: Results) -> bool:
     )
 
 
-@claim("sim-dla-watermark", "sim-dla")
+@claim("sim-dla-watermark")
 def watermark_gets_much_of_it(results: Results) -> bool:
     """Without caching the watermark gains 40 % or more of what victim + reserve gains in JCT."""
     found = dla_changes(results, "e2e_mean_ms")
@@ -277,7 +276,7 @@ def watermark_gets_much_of_it(results: Results) -> bool:
     return bool((reserve < 0).all() and (mark <= 0.4 * reserve).all())
 
 
-@claim("sim-dla-caching", "sim-dla")
+@claim("sim-dla-caching")
 def caching_takes_the_gain(results: Results) -> bool:
     """Prefix caching makes victim + reserve gain less for every kind of lengths."""
     found = dla_changes(results, "e2e_mean_ms")
@@ -285,7 +284,7 @@ def caching_takes_the_gain(results: Results) -> bool:
     return bool((without < cached).all() and (without < 0).all())
 
 
-@claim("sim-dla-srpt", "sim-dla")
+@claim("sim-dla-srpt")
 def srpt_wins_where_prompts_queue(results: Results) -> bool:
     """DLA-SRPT has the lowest mean JCT for conversation lengths, with and without caching."""
     found = dla_changes(results, "e2e_mean_ms").drop("decode-heavy", level="lengths")
@@ -293,7 +292,7 @@ def srpt_wins_where_prompts_queue(results: Results) -> bool:
     return all(arm == "dlasrpt" for *_, arm in best)
 
 
-@claim("sim-dla-bias", "sim-dla")
+@claim("sim-dla-bias")
 def half_too_much_does_no_harm(results: Results) -> bool:
     """Predictions half too long cost the two that look ahead at most 10 % of the default's JCT."""
     found = dla_changes(results, "e2e_mean_ms", "bias:1.5")
@@ -311,21 +310,21 @@ def task_changes(results: Results, metric: str, arm: str) -> pd.Series:
     return relative(rows, ("lengths", "point"), metric)["mean"].xs(arm, level="arm")
 
 
-@claim("sim-tasks-stalls", "sim-tasks")
+@claim("sim-tasks-stalls")
 def stalls_grow_more_than_the_percentile(results: Results) -> bool:
     """Under A the longest gap at least quintuples everywhere, and grows more than ITL P99."""
     gaps, itl = (task_changes(results, m, "A") for m in ("max_gap_p99_ms", "itl_p99_ms"))
     return bool((gaps > 4).all() and (gaps > itl).all())
 
 
-@claim("sim-tasks-adaptive", "sim-tasks")
+@claim("sim-tasks-adaptive")
 def adaptive_wins_everywhere(results: Results) -> bool:
     """Adaptive lowers ITL P99, the longest gap and mean E2E at every point."""
     metrics = ("itl_p99_ms", "max_gap_p99_ms", "e2e_mean_ms")
     return all((task_changes(results, m, "adaptive") < -0.02).all() for m in metrics)
 
 
-@claim("sim-tasks-literal", "sim-tasks")
+@claim("sim-tasks-literal")
 def literal_decode_first_collapses(results: Results) -> bool:
     """Literal decode-first makes less than half of the default's tokens per second."""
     found = task_changes(results, "output_tokens_per_s", "decode-first")

@@ -20,7 +20,6 @@ from lab3 import profile
 from lab3.report.phrases import change, compared, direction, theory, times, trend
 from lab3.report.results import (
     MEASURED,
-    PARTS,
     STRATEGIES,
     TASK1,
     TASK1_REAL,
@@ -204,18 +203,14 @@ def sweep(results: Results) -> Iterator[tuple[str, str]]:
 
 def simulations(results: Results) -> Iterator[tuple[str, str]]:
     """Changes against the default, means over the seeds; errors of the validation."""
-    if "sim-tasks" in PARTS:
-        tasks = results.simulated("tasks")
-        yield from _changes(
-            "sim-tasks", tasks[tasks.budget == "2048"], ("engine", "lengths", "point")
-        )
-    if "sim-dla" in PARTS:
-        cell = ("lengths", "load", "kv", "caching", "predictions")
-        yield from _changes("sim-dla", results.dla_experiment, cell)
-    if "dla-live" in PARTS:
-        for arm, row in results.dla_simulated.iterrows():
-            for source in ("measured", "simulated"):
-                yield f"dla-{source}.{arm}", f"{row[f'{source}_ratio_e2e_mean_ms']:.2f} 倍"
+    tasks = results.simulated("tasks")
+    cell = ("engine", "lengths", "point")
+    yield from _changes("sim-tasks", tasks[tasks.budget == "2048"], cell)
+    cell = ("lengths", "load", "kv", "caching", "predictions")
+    yield from _changes("sim-dla", results.dla_experiment, cell)
+    for arm, row in results.dla_simulated.iterrows():
+        for source in ("measured", "simulated"):
+            yield f"dla-{source}.{arm}", f"{row[f'{source}_ratio_e2e_mean_ms']:.2f} 倍"
     for row in results.simulated("validation_gpu").itertuples():
         error = f"{100 * row.error:+.1f}%".replace("-", "−")
         yield f"validation.{row.metric}.{row.statistic}", error

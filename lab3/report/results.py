@@ -16,29 +16,8 @@ TASK1, TASK1_REAL = "task1-cpu", "task1-smollm2"
 TASK2, TASK3, CANDIDATES = "task2-cpu", "task3-cpu", "task3-candidates-cpu"
 OVERLOAD, DLA = "task3-varied-cpu", "dla-cpu"
 DLA_MORE = ("dla-predictions-cpu", "dla-caching-cpu")
-PARTS = ("overload", "dla-live", "dla-more", "sim-dla", "sim-tasks", "sim-map")
-"""What chapter 6 holds, in order, report/6-NAME.typ each: overload, dla-live, dla-more, sim-dla,
-sim-tasks, sim-map. The results of a part that is named here must all be there."""
-_COMPARISONS_OF = {"overload": (OVERLOAD,), "dla-live": (DLA,), "dla-more": DLA_MORE}
-STRATEGIES = (TASK3, CANDIDATES, *(name for p in PARTS for name in _COMPARISONS_OF.get(p, ())))
+STRATEGIES = (TASK3, CANDIDATES, OVERLOAD, DLA, *DLA_MORE)
 MEASURED = (TASK1, TASK1_REAL, TASK2, *STRATEGIES)
-
-_TABLES_OF = {
-    "overload": (),
-    "dla-live": (f"{DLA}/simulated.csv",),
-    "dla-more": (),
-    "sim-dla": ("sim/dla.csv",),
-    "sim-tasks": ("sim/tasks.csv",),
-    "sim-map": ("sim/map.csv",),
-}
-_FIGURES_OF = {
-    "overload": {"3A-overload": f"{OVERLOAD}/fig3a_cdf.png"},
-    "dla-live": {"dla": f"{DLA}/dla_jct.png"},
-    "dla-more": {},
-    "sim-dla": {"sim-dla": "sim/dla.png"},
-    "sim-tasks": {"sim-tasks": "sim/tasks_fixed.png"},
-    "sim-map": {"sim-map": "sim/map.png"},
-}
 TABLES = (
     *(f"{name}/{file}" for name in (TASK1, TASK1_REAL) for file in ("task1.csv", "table.md")),
     *(
@@ -48,7 +27,9 @@ TABLES = (
     ),
     "sim/validation_gpu.csv",
     "sim/validation_gpu_assumptions.csv",
-    *(name for part in PARTS for name in _TABLES_OF[part]),
+    f"{DLA}/simulated.csv",
+    "sim/dla.csv",
+    "sim/tasks.csv",
 )
 SIMULATED_KEYS = ("engine", "lengths", "point", "load", "budget", "kv", "caching", "predictions")
 FIGURES = {
@@ -59,7 +40,12 @@ FIGURES = {
     "3A-tail": f"{TASK3}/fig3a_tail.png",
     "3B": f"{TASK3}/fig3b_steps.png",
     "3A-candidates": f"{CANDIDATES}/fig3a_cdf.png",
-} | {name: path for part in PARTS for name, path in _FIGURES_OF[part].items()}
+    "3A-overload": f"{OVERLOAD}/fig3a_cdf.png",
+    "dla": f"{DLA}/dla_jct.png",
+    "sim-dla": "sim/dla.png",
+    "sim-tasks": "sim/tasks_fixed.png",
+    "sim-map": "sim/map.png",
+}
 
 
 class ReportError(Exception):

@@ -10,7 +10,7 @@ import pandas as pd
 from experiments.report import relative
 from lab3.report.labels import DLA_LABELS
 from lab3.report.phrases import change
-from lab3.report.results import DLA, PARTS, Results
+from lab3.report.results import DLA, Results
 from lab3.summary import within_noise
 from lab3.text_table import NOTHING, Cell, Table, number
 
@@ -38,24 +38,22 @@ SHOWN_SIM = (
 
 
 def collect(results: Results) -> dict[str, tuple[Table, str, str]]:
-    """Those of the report's parts by name: table, file, kind of source."""
-    validated = validation(results.simulated("validation_gpu"))
-    found = {"validation": (validated, "sim/validation_gpu.csv", "both")}
-    if "dla-live" in PARTS:
-        found["dla-simulated"] = (dla_simulated(results), f"{DLA}/simulated.csv", "both")
-        source, kind = f"{DLA}/summary.csv", "measured"
-        if "sim-dla" in PARTS:
-            source, kind = f"{source}, results/sim/dla.csv", "both"
-        found["published"] = (published(results), source, kind)
-    if "sim-dla" in PARTS:
-        dla = results.dla_experiment
-        found["sim-dla"] = (sim_dla(dla), "sim/dla.csv", "simulated")
-        found["sim-predictions"] = (sim_predictions(dla), "sim/dla.csv", "simulated")
-    if "sim-tasks" in PARTS:
-        tasks = results.simulated("tasks")
-        found["sim-tasks"] = (sim_tasks(tasks), "sim/tasks.csv", "simulated")
-        found["sim-budget"] = (sim_budget(tasks), "sim/tasks.csv", "simulated")
-    return found
+    """By name: table, file, kind of source."""
+    dla, tasks = results.dla_experiment, results.simulated("tasks")
+    live = f"{DLA}/summary.csv, results/sim/dla.csv"
+    return {
+        "validation": (
+            validation(results.simulated("validation_gpu")),
+            "sim/validation_gpu.csv",
+            "both",
+        ),
+        "dla-simulated": (dla_simulated(results), f"{DLA}/simulated.csv", "both"),
+        "published": (published(results), live, "both"),
+        "sim-dla": (sim_dla(dla), "sim/dla.csv", "simulated"),
+        "sim-predictions": (sim_predictions(dla), "sim/dla.csv", "simulated"),
+        "sim-tasks": (sim_tasks(tasks), "sim/tasks.csv", "simulated"),
+        "sim-budget": (sim_budget(tasks), "sim/tasks.csv", "simulated"),
+    }
 
 
 def sim_tasks(frame: pd.DataFrame) -> Table:
@@ -139,20 +137,14 @@ def sim_predictions(frame: pd.DataFrame) -> Table:
 
 def published(results: Results) -> Table:
     """What DLA's authors published, and the same change here: live and, per lengths, simulated."""
-    kinds: list[str] = []
-    if "sim-dla" in PARTS:
-        frame = results.dla_experiment
-        base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.caching == "False")]
-        kinds = list(dict.fromkeys(base.lengths))
+    frame = results.dla_experiment
+    base = frame[(frame.load == "1.0") & (frame.kv == "scarce") & (frame.caching == "False")]
+    kinds = list(dict.fromkeys(base.lengths))
     rows = []
     for what, metric, claimed, predictions, simulated_arm, live_arm in PUBLISHED:
         live = Cell(NOTHING) if live_arm is None else live_change(results, live_arm, metric)
-        cells = [live]
-        if kinds:
-            found = relative(base[base.predictions == predictions], ("lengths",), metric)
-            cells += [_cell_of(found, (kind, simulated_arm)) for kind in kinds]
-        elif live_arm is None:
-            continue
+        found = relative(base[base.predictions == predictions], ("lengths",), metric)
+        cells = [live, *(_cell_of(found, (kind, simulated_arm)) for kind in kinds)]
         rows.append((Cell(what), Cell(claimed), *cells))
     headers = (("主张", ""), ("公布值", "离线块池"), ("本机服务", "实测"))
     return Table("published", (*headers, *((kind, "模拟") for kind in kinds)), tuple(rows))
