@@ -14,7 +14,7 @@ from lab3.figures.__main__ import main
 from lab3.figures.cdf import ENGINE, cdf_figure, quantile_curve, tail_figure
 from lab3.figures.composition import KINDS, composition_figure, step_kinds
 from lab3.figures.dla import dla_figure
-from lab3.figures.style import looks
+from lab3.figures.style import log_axis, looks, new_figure
 from lab3.figures.sweep import latency_figure, throughput_figure
 from lab3.results import load_run
 from lab3.summary import runs_table, spread, summary_table
@@ -334,3 +334,12 @@ def test_the_task_dla_draws_its_own_figures(strategies, tmp_path):
     SIMULATED.to_csv(out / "simulated.csv", index=False)
     assert main([str(tmp_path / "runs"), "--out", str(out), "--task", "dla"]) == 0
     assert {path.stem for path in out.glob("*.png")} == {"dla_jct", "dla_steps"}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.84, 1.08), (0.5, 1.7), (3.0, 90.0), (0.2, 4e4)])
+def test_a_log_axis_has_labels_to_read_it_by(low, high):
+    _, axes = new_figure(1, 1, 4.0, 3.0)
+    axes[0, 0].set_ylim(low, high)
+    log_axis(axes[0, 0], "y")
+    labelled = [tick for tick in axes[0, 0].get_yticks() if low <= tick <= high]
+    assert 3 <= len(labelled) <= 8

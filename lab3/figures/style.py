@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 PNG_DPI = 200
 FORMATS = ("png", "svg", "pdf")
@@ -102,7 +102,9 @@ def log_axis(axes: Axes, which: str) -> None:
         labelled = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0) if decades < 0.7 else (1.0, 2.0, 3.0, 5.0)
     else:
         labelled = (1.0, 2.0, 5.0) if decades < 3 else (1.0,)
-    axis.set_major_locator(LogLocator(base=10, subs=labelled))
+    # Within a factor of two there may be only one such number, or none.
+    few = decades < 0.3
+    axis.set_major_locator(MaxNLocator(5) if few else LogLocator(base=10, subs=labelled))
     axis.set_minor_locator(LogLocator(base=10, subs=np.arange(1.0, 10.0), numticks=100))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -329,3 +329,12 @@ def literal_decode_first_collapses(results: Results) -> bool:
     """Literal decode-first makes less than half of the default's tokens per second."""
     found = task_changes(results, "output_tokens_per_s", "decode-first")
     return bool(len(found) and (found < -0.5).all())
+
+
+@claim("validation-live-missed")
+def live_validation_misses(results: Results) -> bool:
+    """Simulated mean TTFT is over 10 % too long for every policy; equal steps differ as much."""
+    rows = results.validation_live
+    errors = rows.simulated / rows.measured - 1
+    steps = rows.measured["step_mean_ms"][["dla", "passthrough", "sjf"]]
+    return bool((errors["ttft_mean_ms"] > 0.1).all() and steps.max() > 1.1 * steps.min())

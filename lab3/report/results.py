@@ -27,6 +27,7 @@ TABLES = (
     ),
     "sim/validation_gpu.csv",
     "sim/validation_gpu_assumptions.csv",
+    "sim/validation_live.csv",
     f"{DLA}/simulated.csv",
     "sim/dla.csv",
     "sim/tasks.csv",
@@ -95,6 +96,12 @@ class Results:
         from experiments.sim_dla import with_defaults
 
         return with_defaults(self.simulated("dla"))
+
+    @cached_property
+    def validation_live(self) -> pd.DataFrame:
+        """Measured and simulated values of the live validation, by (metric, arm)."""
+        rows = self.simulated("validation_live")
+        return rows.groupby(["metric", "arm"], sort=False)[["measured", "simulated"]].mean()
 
     def spread(self, name: str, arm: str, metric: str) -> Spread:
         """A metric of an arm over its repeats; raises ReportError for an unknown one."""

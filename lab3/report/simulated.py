@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pandas as pd
 
 from experiments.report import relative
-from lab3.report.labels import DLA_LABELS
+from lab3.report.labels import DLA_LABELS, label
 from lab3.report.phrases import change
-from lab3.report.results import DLA, Results
+from lab3.report.results import DLA, TASK3, Results
 from lab3.summary import within_noise
 from lab3.text_table import NOTHING, Cell, Table, number
 
@@ -47,6 +47,7 @@ def collect(results: Results) -> dict[str, tuple[Table, str, str]]:
             "sim/validation_gpu.csv",
             "both",
         ),
+        "validation-live": (validation_live(results), "sim/validation_live.csv", "both"),
         "dla-simulated": (dla_simulated(results), f"{DLA}/simulated.csv", "both"),
         "published": (published(results), live, "both"),
         "sim-dla": (sim_dla(dla), "sim/dla.csv", "simulated"),
@@ -198,6 +199,32 @@ def validation(frame: pd.DataFrame) -> Table:
         for row in frame.itertuples()
     ]
     return Table("validation", headers, tuple(rows))
+
+
+LIVE_METRICS = (
+    ("ttft_mean_ms", "TTFT 均值"),
+    ("ttft_p99_ms", "TTFT P99"),
+    ("tpot_mean_ms", "TPOT 均值"),
+    ("tpot_p99_ms", "TPOT P99"),
+    ("e2e_mean_ms", "E2E 均值"),
+    ("step_mean_ms", "步时均值"),
+)
+
+
+def validation_live(results: Results) -> Table:
+    """Measured and simulated milliseconds of each arm, with the error."""
+    frame = results.validation_live
+    arms = list(frame.index.unique("arm"))
+    rows = []
+    for metric, word in LIVE_METRICS:
+        cells = []
+        for arm in arms:
+            own = frame.loc[(metric, arm)]
+            error = change(own.simulated / own.measured - 1)
+            cells.append(Cell(error, f"{number(own.measured)} / {number(own.simulated)}"))
+        rows.append((Cell(word), *cells))
+    headers = tuple((label(TASK3, arm), "实测 / 模拟，ms") for arm in arms)
+    return Table("validation-live", (("误差", ""), *headers), tuple(rows))
 
 
 def _cell_of(found: pd.DataFrame, key: tuple[str, ...]) -> Cell:
