@@ -10,7 +10,8 @@
 #   bash dla.sh --trace FILE             requests of a trace (lab3/trace.py) instead of random ones;
 #                                        TRACE_TIMES=own keeps its times whatever they load
 #   LIARS=0.2 bash dla.sh                that share of the requests comes from clients that claim 1
-#                                        token; table and figure are of the others
+#                                        token; table and figure are of the others, and a second
+#                                        table sets both against the default
 #   DLA_KV_BLOCKS=120 bash dla.sh        any value of profiles/*.env
 #   DLA_SETTINGS='{"victim": "least_computed"}'  settings of one arm: <ARM>_SETTINGS
 #   SERVE_ARGS="--enforce-eager" BENCH_ARGS="--burstiness 0.5"   more options for vLLM
@@ -148,8 +149,11 @@ done
 
 in_rounds "$REPEATS" "${things[@]}"
 tabulate --arms "${names[@]}" --repeats "$REPEATS"
-# The simulator knows one client only.
-if [[ " ${names[*]} " == *" passthrough "* && "$LIARS" == 0 ]]; then
+if [[ "$LIARS" != 0 ]]; then # the simulator knows one client only
+    if [[ " ${names[*]} " == *" default "* ]] && ((${#names[@]} > 1)); then
+        python -m experiments.liars_live "$RUN_DIR" --out "$OUT" || failed=1
+    fi
+elif [[ " ${names[*]} " == *" passthrough "* ]]; then
     python -m experiments.dla_live "$RUN_DIR" --out "$OUT" || failed=1
 fi
 draw

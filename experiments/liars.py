@@ -20,14 +20,14 @@ import numpy as np
 import pandas as pd
 
 from experiments.common import Arm, capacity, options, write_setup
-from experiments.report import write
+from experiments.report import HONEST_AND_LIARS, lies_table, write
 from experiments.sim_dla import lengths_job, scarce_blocks
 from experiments.validate_live import job_of
 from lab3.bench_file import ResultError
 from lab3.predictors import LIE_TOKENS
 from lab3.results import read_run_info
 from lab3.sim.jobs import Job, run_jobs, simulate
-from lab3.text_table import Cell, Table, to_text
+from lab3.text_table import to_text
 
 ARMS = (
     Arm("default"),
@@ -40,7 +40,6 @@ ARMS = (
     ),
     Arm("DLA-SRPT", "DLASRPTScheduler"),
 )
-GROUPS = ("honest", "liars")
 
 
 def jct_by_group(job: Job) -> dict[str, Any]:
@@ -51,44 +50,32 @@ def jct_by_group(job: Job) -> dict[str, Any]:
     done_s = np.array([times[-1] for times in simulation.token_times_s])
     jct_ms = 1000 * (done_s - np.array(simulation.arrival_s))
     lies = np.array([a == LIE_TOKENS != b for a, b in zip(told, truth, strict=True)])
-    row: dict[str, Any] = {"arm": job.arm, "seed": job.seed, "preemptions": simulation.preemptions}
-    for name, chosen in zip(GROUPS, (~lies, lies), strict=True):
+    row: dict[str, Any] = {"arm": job.arm, "label": job.arm, "seed": job.seed}
+    row["preemptions"] = simulation.preemptions
+    for name, chosen in zip(HONEST_AND_LIARS, (~lies, lies), strict=True):
         row[f"{name}_requests"] = int(chosen.sum())
         row[f"{name}_mean_ms"] = float(jct_ms[chosen].mean())
         row[f"{name}_p99_ms"] = float(np.percentile(jct_ms[chosen], 99))
     return row
 
 
+def with_liars(job: Job, bench_cmd: Sequence[str]) -> Job:
+    """``job`` with the requests of the second client that scripts/with_liars.sh started."""
+    if "scripts/with_liars.sh" not in bench_cmd:
+        return job
+    at = bench_cmd.index("scripts/with_liars.sh") + 1
+    count, rate = int(bench_cmd[at]), float(bench_cmd[at + 1])
+    return replace(job, num_prompts=job.num_prompts + count, request_rate=job.request_rate + rate)
+
+
 def base_job(args: Any) -> Job:
     """The engine and load: a live run's, or decode-heavy requests on a GPU with a scarce pool."""
     if args.like:
-        return replace(job_of(read_run_info(args.like).raw, args.cost_file), scheduler=None)
+        raw = read_run_info(args.like).raw
+        return with_liars(replace(job_of(raw, args.cost_file), scheduler=None), raw["bench_cmd"])
     job = lengths_job("decode-heavy", None, args.num_prompts)
     job = replace(job, kv_blocks=scarce_blocks(job))
     return replace(job, request_rate=round(capacity(job), 4))
-
-
-def ratio_table(rows: pd.DataFrame) -> Table:
-    """Each arm's JCT over the default's at the same seed: mean, smallest and largest."""
-    columns = [f"{group}_{kind}_ms" for group in GROUPS for kind in ("mean", "p99")]
-    base = rows[rows.arm == "default"].set_index("seed")[columns]
-    made = []
-    for arm, own in rows[rows.arm != "default"].groupby("arm", sort=False):
-        ratio = own.set_index("seed")[columns] / base
-        made.append(
-            (
-                Cell(arm),
-                *(
-                    Cell(f"{r.mean():.2f}x", f"{r.min():.2f}-{r.max():.2f}")
-                    for _, r in ratio.items()
-                ),
-            )
-        )
-    headers = (
-        ("JCT to vLLM's default", ""),
-        *((c.split("_")[0], c.split("_")[1]) for c in columns),
-    )
-    return Table("Honest and lying requests", headers, tuple(made))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     rows.to_csv(args.out / "liars.csv", index=False, float_format="%.6g")
     write_setup(args.out / "liars.json", {"experiment": "liars"}, base)
-    table = ratio_table(rows)
+    table = lies_table(rows)
     rate = "all at once" if math.isinf(base.request_rate) else f"{base.request_rate:.3g} requests/s"
     note = (
         f"SIMULATED, {base.cost_model().name}: {base.num_prompts} requests, {rate}, of which "

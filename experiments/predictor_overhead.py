@@ -2,8 +2,8 @@
 
 Calls an ASGI app that reads a body and streams 256 chunks, without and with the predictor in front,
 for prompts of several sizes, and prints the difference of the medians in microseconds a request.
-Takes turns between the cases, so that the machine's drift hits all alike. Writes
-predictor_overhead.csv into --out if given.
+Takes turns between the cases, so that the machine's drift hits all alike. Writes predictor.csv,
+predictor.md and predictor.json (versions, hardware) into --out if given.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.report import write
+from lab3 import provenance
 from lab3.predictor import PredictLength, Predictor
 from lab3.predictors import Specification
+from lab3.text_table import Cell, Table, to_text
 
 SPECIFICATIONS = ("none", "oracle", "noise:0.5", "history:0.9")
 PROMPT_CHARACTERS = (1_000, 10_000, 100_000)
@@ -75,6 +78,16 @@ async def medians_us(requests: int, characters: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def added_table(rows: pd.DataFrame) -> Table:
+    """A row for each size of prompt, a column for each predictor."""
+    made = [
+        (Cell(f"{characters:,}"), *(Cell(f"{value:+,.0f}") for value in own.added_us))
+        for characters, own in rows.groupby("prompt_characters", sort=False)
+    ]
+    heads = (("prompt", "characters"), *((text, "us") for text in SPECIFICATIONS))
+    return Table("What the predictor adds to a request", heads, tuple(made))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=500, help="of each case")
@@ -86,11 +99,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         for text in SPECIFICATIONS:
             added_us = found[text] - found[""]
             rows.append({"predictor": text, "prompt_characters": characters, "added_us": added_us})
-    table = pd.DataFrame(rows)
-    print(table.to_string(index=False, float_format="{:.0f}".format))
+    found = pd.DataFrame(rows)
+    about = {"versions": provenance.versions(), "hardware": provenance.hardware()}
+    machine = about["hardware"]
+    note = (
+        f"Measured; {machine['cpu']}, {machine['cores']} cores; medians of {args.requests} "
+        f"requests with an answer of {CHUNKS} chunks."
+    )
+    table = added_table(found)
+    print(to_text(table), note, sep="\n\n")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        table.to_csv(args.out / "predictor_overhead.csv", index=False, float_format="%.1f")
+        found.to_csv(args.out / "predictor.csv", index=False, float_format="%.1f")
+        write(args.out / "predictor.md", [table], [note])
+        (args.out / "predictor.json").write_text(json.dumps(about, indent=1) + "\n")
     return 0
 
 

@@ -78,6 +78,26 @@ def winner_cell(found: pd.DataFrame, key: tuple) -> Cell:
     return Cell(arm if arm == NO_WINNER else f"{arm} {percent(change)}")
 
 
+HONEST_AND_LIARS = ("honest", "liars")
+
+
+def lies_table(rows: pd.DataFrame) -> Table:
+    """JCT of honest and lying requests over the default's at the same seed: mean, least, largest.
+
+    ``rows``: one for each arm and seed, with arm, label, seed, and ``GROUP_mean_ms`` and
+    ``GROUP_p99_ms`` of both groups.
+    """
+    columns = [f"{group}_{kind}_ms" for group in HONEST_AND_LIARS for kind in ("mean", "p99")]
+    base = rows[rows.arm == "default"].set_index("seed")[columns]
+    made = []
+    for label, own in rows[rows.arm != "default"].groupby("label", sort=False):
+        ratio = own.set_index("seed")[columns] / base
+        cells = (Cell(f"{r.mean():.2f}x", f"{r.min():.2f}-{r.max():.2f}") for _, r in ratio.items())
+        made.append((Cell(label), *cells))
+    heads = ((c.split("_")[0], c.split("_")[1]) for c in columns)
+    return Table("Honest and lying requests", (("JCT to vLLM's default", ""), *heads), tuple(made))
+
+
 def write(path: Path, tables: Sequence[Table], notes: Sequence[str]) -> None:
     """``tables`` and below them ``notes``, a bullet each."""
     bullets = "\n".join(f"- {note}" for note in notes)

@@ -2,7 +2,7 @@
 
     python -m lab3.publish runs/task3-cpu results/task3-cpu
 
-Copies tables (table.md, *.csv) and figures (*.png) and writes run.json: the run.json of every
+Copies tables (*.md, *.csv) and figures (*.png) and writes run.json: the run.json of every
 single run, with what all of them have in common said once. Raw bench files, step records and logs
 stay where they are. Paths of this machine are cut out. Exit code 2 when there is nothing to take.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from lab3.provenance import ROOT
 from lab3.run_folder import RUN_FILE, read_run
 
-KEPT = ("table.md", "*.csv", "*.png")
+KEPT = ("*.md", "*.csv", "*.png")
 _NO_VALUE = object()
 
 

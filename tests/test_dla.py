@@ -286,7 +286,9 @@ def test_who_lies_is_measured_apart_from_who_does_not(sandbox: Path) -> None:
     assert json.loads((folder / "liars.json").read_text())["num_prompts"] == 4
     said = (folder / "bench.log").read_text()
     assert said.count("bench starts") == 2
-    assert "Default, 0.2 lie" in (sandbox / "runs/dla-cpu-liars/table.md").read_text()
+    assert "Default, 0.2 lie" in (folder.parent / "table.md").read_text()
+    assert "Passthrough" in (folder.parent / "liars.md").read_text()
+    assert "0.2 lie" not in (folder.parent / "liars.md").read_text()
 
 
 def test_a_lying_client_that_fails_fails_the_run(sandbox: Path) -> None:

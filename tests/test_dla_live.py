@@ -1,12 +1,14 @@
 """What the simulator says beside live runs, and what lies cost, on tiny simulations."""
 
+import json
 import math
 from dataclasses import replace
 
 import pandas as pd
 from factories import engine_trace, write_run
 
-from experiments import dla_live, liars, validate_live
+from experiments import dla_live, liars, liars_live, validate_live
+from experiments.report import HONEST_AND_LIARS, lies_table
 from lab3.sim.jobs import Job
 
 TINY = Job(num_prompts=12, input_len=40, output_len=10, request_rate=100.0, kv_blocks=100)
@@ -66,12 +68,53 @@ def test_honest_and_lying_requests_are_told_apart():
     assert other["liars_requests"] == row["liars_requests"]
 
 
+def test_the_lying_client_of_a_live_run_is_simulated_too():
+    job = replace(TINY, num_prompts=16, request_rate=2.0)
+    bench = ["vllm", "bench", "serve", "--num-prompts", "16", "--request-rate", "2"]
+    assert liars.with_liars(job, bench) == job
+    both = liars.with_liars(job, ["bash", "scripts/with_liars.sh", "4", "0.5", *bench])
+    assert (both.num_prompts, both.request_rate) == (20, 2.5)
+
+
 def test_lies_are_judged_seed_by_seed_against_the_default():
     def row(arm, seed, value):
-        names = [f"{group}_{kind}_ms" for group in liars.GROUPS for kind in ("mean", "p99")]
-        return {"arm": arm, "seed": seed} | dict.fromkeys(names, value)
+        names = [f"{group}_{kind}_ms" for group in HONEST_AND_LIARS for kind in ("mean", "p99")]
+        return {"arm": arm, "label": arm, "seed": seed} | dict.fromkeys(names, value)
 
     rows = [row("default", 1, 10.0), row("default", 2, 40.0), row("x", 1, 5.0), row("x", 2, 60.0)]
-    ((arm, *cells),) = liars.ratio_table(pd.DataFrame(rows)).rows
+    ((arm, *cells),) = lies_table(pd.DataFrame(rows)).rows
     assert arm.value == "x"
     assert {(cell.value, cell.extra) for cell in cells} == {("1.00x", "0.50-1.50")}
+
+
+def with_liars(folder, arm, repeat, speed, liars_speed):
+    """A run folder as `LIARS=0.2 bash dla.sh` leaves it; larger speeds are shorter answers."""
+    label = f"{arm.title()}, 0.2 lie"
+    run = folder / f"{arm}-r{repeat}"
+    honest = engine_trace(n=40, speed=speed)[0]
+    write_run(run, honest, task="dla", arm=arm, label=label, repeat=repeat)
+    run.joinpath("liars.json").write_text(json.dumps(engine_trace(n=20, speed=liars_speed)[0]))
+    return run
+
+
+def test_live_lies_are_judged_round_by_round(tmp_path, capsys):
+    for repeat, speed in ((1, 1.0), (2, 3.0)):  # the machine got faster: no policy's doing
+        with_liars(tmp_path / "runs", "default", repeat, speed, speed)
+        with_liars(tmp_path / "runs", "dla", repeat, speed, speed / 2)
+    assert liars_live.main([str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
+    rows = pd.read_csv(tmp_path / "liars.csv")
+    assert sorted(rows.honest_requests.unique()) == [36]
+    assert sorted(rows.liars_requests.unique()) == [18]
+    ((arm, *cells),) = lies_table(rows).rows
+    assert (arm.value, cells[0].value, cells[1].value) == ("Dla", "1.00x", "1.00x")
+    assert all(float(cell.value[:-1]) > 1.2 for cell in cells[2:])
+    assert "36 honest and 18 lying requests; mean and range of 2 rounds" in capsys.readouterr().out
+
+
+def test_live_lies_need_their_files_and_a_default(tmp_path, capsys):
+    run = with_liars(tmp_path / "a", "dla", 1, 1.0, 1.0)
+    assert liars_live.main([str(tmp_path / "a"), "--out", str(tmp_path)]) == 2
+    assert "needs a default run and another arm" in capsys.readouterr().err
+    run.joinpath("liars.json").unlink()
+    assert liars_live.main([str(tmp_path / "a"), "--out", str(tmp_path)]) == 2
+    assert "dla-r1 has no liars.json: run LIARS=0.2 bash dla.sh" in capsys.readouterr().err

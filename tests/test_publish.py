@@ -32,7 +32,14 @@ def runs(tmp_path: Path) -> Path:
         }
         (run / "run.json").write_text(json.dumps(content))
         (run / "bench.json").write_text("{}")
-    for name in ("table.md", "summary.csv", "runs.csv", "fig3a_cdf.png", "fig3a_cdf.svg"):
+    for name in (
+        "table.md",
+        "liars.md",
+        "summary.csv",
+        "runs.csv",
+        "fig3a_cdf.png",
+        "fig3a_cdf.svg",
+    ):
         (folder / name).write_text(name)
     return folder
 
@@ -41,7 +48,8 @@ def test_tables_figures_and_origin_are_kept_raw_files_are_not(runs, tmp_path):
     out = tmp_path / "results"
     assert publish.main([str(runs), str(out)]) == 0
     names = sorted(path.name for path in out.iterdir())
-    assert names == ["fig3a_cdf.png", "run.json", "runs.csv", "summary.csv", "table.md"]
+    tables = ["runs.csv", "summary.csv", "table.md"]
+    assert names == ["fig3a_cdf.png", "liars.md", "run.json", *tables]
 
 
 def test_run_json_says_once_what_is_common_and_names_no_local_path(runs, tmp_path):
