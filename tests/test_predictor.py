@@ -10,12 +10,16 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from asgi import CHAT, COMPLETIONS, JSON, VALID, Server, call, predictor, sent_on
 from test_processes import ROOT
 
+from experiments import predictor_overhead
 from lab3 import predictor as module
 from lab3.predictor import MAX_BODY_BYTES, PredictLength, read_variable
 
@@ -299,3 +303,14 @@ def test_a_bad_variable_ends_the_server_with_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: LAB3_PREDICTOR: unknown prediction 'oracel'; known:")
     assert done.stderr.count("\n") == 1
+
+
+def test_its_cost_is_measured_for_every_size_and_kind(tmp_path: Path) -> None:
+    assert predictor_overhead.main(["--requests", "3", "--out", str(tmp_path)]) == 0
+    rows = pd.read_csv(tmp_path / "predictor.csv")
+    kinds = [(row.prompt_characters, row.predictor) for row in rows.itertuples()]
+    assert kinds == list(
+        product(predictor_overhead.PROMPT_CHARACTERS, predictor_overhead.SPECIFICATIONS)
+    )
+    assert rows.added_us.notna().all()
+    assert "Measured; " in (tmp_path / "predictor.md").read_text()
