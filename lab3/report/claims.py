@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.report import relative
 from lab3.captions import TINY_GAP_WARNING
 from lab3.report.phrases import direction
-from lab3.report.results import CANDIDATES, DLA, TASK1, TASK1_REAL, TASK3, Results
+from lab3.report.results import CANDIDATES, DLA, TASK1, TASK1_REAL, TASK3, TRACE, Results
 from lab3.sweep import RATE_BOUND_SHARE, latency_trends, recommended_x, request_rate
 from lab3.task1.job import EOS, FIXED
 
@@ -195,10 +195,10 @@ LOOKING_AHEAD = ("future_peak", "dla_srpt")
 CONTROLS = ("default", "passthrough")
 
 
-def always_below(results: Results, arms: tuple[str, ...], metric: str) -> bool:
+def always_below(results: Results, folder: str, arms: tuple[str, ...], metric: str) -> bool:
     """Every run of ``arms`` has less of ``metric`` than every run of the controls that have it."""
-    own = [results.spread(DLA, arm, metric).high for arm in arms]
-    base = [results.spread(DLA, arm, metric).low for arm in CONTROLS]
+    own = [results.spread(folder, arm, metric).high for arm in arms]
+    base = [results.spread(folder, arm, metric).low for arm in CONTROLS]
     return max(own) < min(value for value in base if not math.isnan(value))
 
 
@@ -206,13 +206,20 @@ def always_below(results: Results, arms: tuple[str, ...], metric: str) -> bool:
 def admission_preempts_less(results: Results) -> bool:
     """With admission by prediction every run preempts and recomputes less than any control run."""
     arms = ("dla", *LOOKING_AHEAD)
-    return all(always_below(results, arms, m) for m in ("preemptions", "recompute_tax"))
+    return all(always_below(results, DLA, arms, m) for m in ("preemptions", "recompute_tax"))
 
 
 @claim("dla-live-stalls")
 def looking_ahead_stalls_less(results: Results) -> bool:
     """Every run of future peak and DLA-SRPT has shorter longest stalls than every control run."""
-    return always_below(results, LOOKING_AHEAD, "max_gap_p99_ms")
+    return always_below(results, DLA, LOOKING_AHEAD, "max_gap_p99_ms")
+
+
+@claim("dla-trace-preemptions")
+def admission_preempts_less_on_a_trace(results: Results) -> bool:
+    """On the trace every run with admission preempts, recomputes, stalls less than any control."""
+    arms, metrics = ("dla", *LOOKING_AHEAD), ("preemptions", "recompute_tax", "max_gap_p99_ms")
+    return all(always_below(results, TRACE, arms, metric) for metric in metrics)
 
 
 @claim("dla-live-jct-same")
@@ -239,7 +246,7 @@ def simulation_counts_the_same(results: Results) -> bool:
 @claim("dla-live-published")
 def published_claims_in_part(results: Results) -> bool:
     """Victim + reserve preempts and recomputes less; JCT P50 is no better than the default's."""
-    fewer = all(always_below(results, ("dla",), m) for m in ("preemptions", "recompute_tax"))
+    fewer = all(always_below(results, DLA, ("dla",), m) for m in ("preemptions", "recompute_tax"))
     return fewer and all(
         against_default(results, DLA, arm, "e2e_p50_ms") != "better"
         for arm in ("dla", "dla_victim")

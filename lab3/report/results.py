@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TASK1, TASK1_REAL = "task1-cpu", "task1-smollm2"
 TASK2, TASK3, CANDIDATES = "task2-cpu", "task3-cpu", "task3-candidates-cpu"
 OVERLOAD, DLA = "task3-varied-cpu", "dla-cpu"
-DLA_MORE = ("dla-predictions-cpu", "dla-caching-cpu")
+PREDICTIONS, CACHING, TRACE = "dla-predictions-cpu", "dla-caching-cpu", "dla-trace-cpu"
+LIARS = "dla-liars-cpu"
+DLA_MORE = (PREDICTIONS, CACHING, TRACE, LIARS)
 STRATEGIES = (TASK3, CANDIDATES, OVERLOAD, DLA, *DLA_MORE)
 MEASURED = (TASK1, TASK1_REAL, TASK2, *STRATEGIES)
 TABLES = (
@@ -29,6 +31,7 @@ TABLES = (
     "sim/validation_gpu_assumptions.csv",
     "sim/validation_live.csv",
     f"{DLA}/simulated.csv",
+    f"{LIARS}/liars.csv",
     "sim/dla.csv",
     "sim/tasks.csv",
 )
@@ -43,6 +46,7 @@ FIGURES = {
     "3A-candidates": f"{CANDIDATES}/fig3a_cdf.png",
     "3A-overload": f"{OVERLOAD}/fig3a_cdf.png",
     "dla": f"{DLA}/dla_jct.png",
+    "dla-trace": f"{TRACE}/dla_jct.png",
     "sim-dla": "sim/dla.png",
     "sim-tasks": "sim/tasks_fixed.png",
     "sim-map": "sim/map.png",
@@ -89,6 +93,11 @@ class Results:
     def dla_simulated(self) -> pd.DataFrame:
         """The live DLA comparison beside its simulation, by arm."""
         return pd.read_csv(self.root / DLA / "simulated.csv").set_index("arm", drop=False)
+
+    @cached_property
+    def liars(self) -> pd.DataFrame:
+        """JCT of honest and lying requests on the live server, a row an arm and round."""
+        return pd.read_csv(self.root / LIARS / "liars.csv")
 
     @cached_property
     def dla_experiment(self) -> pd.DataFrame:

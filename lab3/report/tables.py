@@ -8,12 +8,14 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.report import lies_table
 from lab3 import table
 from lab3.report import simulated
-from lab3.report.labels import label
+from lab3.report.labels import DLA_LABELS, label
 from lab3.report.results import (
     DLA,
     DLA_MORE,
+    LIARS,
     MEASURED,
     STRATEGIES,
     TASK1,
@@ -68,6 +70,7 @@ def collect(results: Results) -> dict[str, dict[str, Any]]:
         found[name] = (strategies(results, name, main), source, "measured")
         found[f"{name}-more"] = (strategies(results, name, more), source, "measured")
         found[f"{name}-ratio"] = (ratios(results, name, compared), source, "measured")
+    found["dla-liars-who"] = (liars(results.liars), f"{LIARS}/liars.csv", "measured")
     found |= simulated.collect(results)
     return {name: as_json(*entry) for name, entry in found.items()}
 
@@ -184,3 +187,10 @@ def ratios(results: Results, name: str, columns: Sequence[table.Column]) -> Tabl
     if made is None:
         return Table(name, (("策略", ""),), ())
     return dataclasses.replace(made, headers=(("策略", ""), *made.headers[1:]))
+
+
+def liars(rows: pd.DataFrame) -> Table:
+    """JCT of honest and lying requests over the default's in the same round."""
+    made = lies_table(rows.assign(label=rows.arm.map(DLA_LABELS)))
+    groups = (("诚实", "均值"), ("诚实", "P99"), ("说谎", "均值"), ("说谎", "P99"))
+    return dataclasses.replace(made, headers=(("JCT 与默认之比", ""), *groups))
