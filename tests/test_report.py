@@ -12,7 +12,7 @@ import pandas as pd
 import pypdf
 import pytest
 
-from lab3.report import build, claims, fonts
+from lab3.report import build, claims, facts, fonts
 from lab3.report.__main__ import main
 from lab3.report.results import FIGURES, STRATEGIES, TABLES, ReportError, Results
 
@@ -201,3 +201,12 @@ def test_measured_and_simulated_tables_are_marked(name):
             assert "实测" in words, key
         elif table["source"].startswith("results/sim/"):
             assert table["kind"] == "simulated", key
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_is_judged_once_and_those_without_a_difference_together(name):
+    results = Results(ROOT / "results")
+    found = facts.sentences(results, name)
+    judged = [arm for arms, _ in found for arm in arms]
+    assert sorted(judged) == sorted(results.strategies(name).index.drop("default"))
+    assert sum("没有超出噪声" in text for _, text in found) <= 1

@@ -30,7 +30,10 @@ def data(results: Results) -> dict[str, Any]:
         "facts": facts.collect(results),
         "tables": tables.collect(results),
         "sentences": {
-            name: [[label(name, arm), text] for arm, text in facts.sentences(results, name)]
+            name: [
+                ["、".join(label(name, arm) for arm in arms), text]
+                for arms, text in facts.sentences(results, name)
+            ]
             for name in STRATEGIES
         },
         "figures": {name: f"/results/{path}" for name, path in FIGURES.items()},

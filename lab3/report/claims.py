@@ -222,6 +222,15 @@ def admission_preempts_less_on_a_trace(results: Results) -> bool:
     return all(always_below(results, TRACE, arms, metric) for metric in metrics)
 
 
+@claim("dla-liars-same")
+def the_honest_do_not_pay(results: Results) -> bool:
+    """The mean over the rounds of each policy's JCT ratio lies within Passthrough's rounds."""
+    jct = results.liars.pivot(index="seed", columns="arm", values="honest_mean_ms")
+    ratios = jct.div(jct["default"], axis=0).drop(columns="default")
+    control = ratios["passthrough"]
+    return bool(ratios.mean().between(control.min(), control.max()).all())
+
+
 @claim("dla-live-jct-same")
 def jct_is_undecided(results: Results) -> bool:
     """No strategy's mean JCT differs from the default's beyond noise, Passthrough's neither."""

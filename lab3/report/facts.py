@@ -151,19 +151,22 @@ SENTENCE = (
 )
 
 
-def sentences(results: Results, name: str) -> list[tuple[str, str]]:
-    """(arm, what differs from the default beyond noise) for each strategy of a comparison."""
+def sentences(results: Results, name: str) -> list[tuple[list[str], str]]:
+    """(arms, what differs from the default beyond noise); those without a difference together."""
     rows = results.strategies(name)
-    found = []
+    found: list[tuple[list[str], str]] = []
+    same: list[str] = []
     for arm in rows.index.drop(["default"]):
         parts = []
         for word, metric in SENTENCE:
             own, base = (results.spread(name, one, metric) for one in (arm, "default"))
             if direction(own, base, metric) in ("better", "worse"):
                 parts.append(f"{word} {compared(own, base, metric)}")
-        text = "，".join(parts) or "与默认没有超出噪声的差别"
-        found.append((arm, f"{text}。"))
-    return found
+        if parts:
+            found.append(([arm], f"{'，'.join(parts)}。"))
+        else:
+            same.append(arm)
+    return [*found, (same, "与默认没有超出噪声的差别。")] if same else found
 
 
 def _numbers(key: str, metric: str, own: Spread, base: Spread) -> Iterator[tuple[str, str]]:
