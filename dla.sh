@@ -149,7 +149,7 @@ done
 
 in_rounds "$REPEATS" "${things[@]}"
 tabulate --arms "${names[@]}" --repeats "$REPEATS"
-if [[ "$LIARS" != 0 ]]; then # the simulator knows one client only
+if [[ "$LIARS" != 0 ]]; then # dla_live simulates the first client only
     if [[ " ${names[*]} " == *" default "* ]] && ((${#names[@]} > 1)); then
         python -m experiments.liars_live "$RUN_DIR" --out "$OUT" || failed=1
     fi

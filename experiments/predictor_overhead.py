@@ -22,6 +22,7 @@ import pandas as pd
 
 from experiments.report import write
 from lab3 import provenance
+from lab3.captions import hardware_text
 from lab3.predictor import PredictLength, Predictor
 from lab3.predictors import Specification
 from lab3.text_table import Cell, Table, to_text
@@ -101,10 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append({"predictor": text, "prompt_characters": characters, "added_us": added_us})
     found = pd.DataFrame(rows)
     about = {"versions": provenance.versions(), "hardware": provenance.hardware()}
-    machine = about["hardware"]
     note = (
-        f"Measured; {machine['cpu']}, {machine['cores']} cores; medians of {args.requests} "
-        f"requests with an answer of {CHUNKS} chunks."
+        f"Measured; {hardware_text(about['hardware'])}; medians of {args.requests} requests with "
+        f"an answer of {CHUNKS} chunks."
     )
     table = added_table(found)
     print(to_text(table), note, sep="\n\n")

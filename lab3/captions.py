@@ -21,7 +21,7 @@ def provenance_line(infos: Sequence[RunInfo]) -> str:
     """Hardware, versions, model, profile, load, commit and date of these runs, in one line."""
     parts = [
         _source(infos),
-        *(_values(_hardware(i.raw.get("hardware") or {}) for i in infos)),
+        *(_values(hardware_text(i.raw.get("hardware") or {}) for i in infos)),
         "vLLM " + _joined((i.raw.get("versions") or {}).get("vllm") for i in infos),
         "model " + _joined(_model(i.profile.get("MODEL")) for i in infos),
         "profile " + _joined(i.profile.get("name") for i in infos),
@@ -98,7 +98,8 @@ def _source(infos: Sequence[RunInfo]) -> str:
     return " and ".join(words)
 
 
-def _hardware(hardware: dict[str, Any]) -> str:
+def hardware_text(hardware: dict[str, Any]) -> str:
+    """Device, CPU, cores and memory of ``provenance.hardware()``."""
     gpu = hardware.get("gpu")
     if isinstance(gpu, list):
         gpu = ", ".join(str(g) for g in gpu)

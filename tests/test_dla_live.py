@@ -87,7 +87,7 @@ def test_lies_are_judged_seed_by_seed_against_the_default():
     assert {(cell.value, cell.extra) for cell in cells} == {("1.00x", "0.50-1.50")}
 
 
-def with_liars(folder, arm, repeat, speed, liars_speed):
+def write_run_with_liars(folder, arm, repeat, speed, liars_speed):
     """A run folder as `LIARS=0.2 bash dla.sh` leaves it; larger speeds are shorter answers."""
     label = f"{arm.title()}, 0.2 lie"
     run = folder / f"{arm}-r{repeat}"
@@ -99,8 +99,8 @@ def with_liars(folder, arm, repeat, speed, liars_speed):
 
 def test_live_lies_are_judged_round_by_round(tmp_path, capsys):
     for repeat, speed in ((1, 1.0), (2, 3.0)):  # the machine got faster: no policy's doing
-        with_liars(tmp_path / "runs", "default", repeat, speed, speed)
-        with_liars(tmp_path / "runs", "dla", repeat, speed, speed / 2)
+        write_run_with_liars(tmp_path / "runs", "default", repeat, speed, speed)
+        write_run_with_liars(tmp_path / "runs", "dla", repeat, speed, speed / 2)
     assert liars_live.main([str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
     rows = pd.read_csv(tmp_path / "liars.csv")
     assert sorted(rows.honest_requests.unique()) == [36]
@@ -112,7 +112,7 @@ def test_live_lies_are_judged_round_by_round(tmp_path, capsys):
 
 
 def test_live_lies_need_their_files_and_a_default(tmp_path, capsys):
-    run = with_liars(tmp_path / "a", "dla", 1, 1.0, 1.0)
+    run = write_run_with_liars(tmp_path / "a", "dla", 1, 1.0, 1.0)
     assert liars_live.main([str(tmp_path / "a"), "--out", str(tmp_path)]) == 2
     assert "needs a default run and another arm" in capsys.readouterr().err
     run.joinpath("liars.json").unlink()
