@@ -207,7 +207,7 @@ def test_nonsense_then_kill_9_of_the_engine(micro_model: Path, tmp_path: Path) -
     2. when the engine is killed the run is marked failed and nothing is left.
     """
     with live_run(micro_model, tmp_path) as run:
-        answers = asyncio.run(send_nonsense(run.url, 200, seed=1))
+        answers = asyncio.run(send_nonsense(run.url, 1000, seed=1))
         assert {status for _, status, _ in answers} <= ANSWERED, answers
         served = [b for b, status, _ in answers if status == 200 and bad_prediction(b)]
         assert served, "vLLM itself takes some of them"
@@ -233,13 +233,13 @@ def test_predictor_storms_and_kill_9_of_the_bench(micro_model: Path, tmp_path: P
     """
     middleware = ["--middleware", "lab3.predictor.PredictLength"]
     with live_run(micro_model, tmp_path, *middleware, predictor="history:0.9") as run:
-        answers = asyncio.run(send_nonsense(run.url, 200, seed=2))
+        answers = asyncio.run(send_nonsense(run.url, 1000, seed=2))
         assert {status for _, status, _ in answers} <= ANSWERED, answers
         for body, status, text in answers:
             refused = "vllm_xargs.predicted_length must be a number of 1 or more" in text
             assert refused == bad_prediction(body), (body, text)
             assert not refused or status == 400
-        asyncio.run(storms(run.url, waves=4, clients=60))
+        asyncio.run(storms(run.url, waves=10, clients=60))
         page = asyncio.run(get(run.url, "/metrics"))
         assert 'lab3:predictor_requests_total{outcome="refused"}' in page
         run.find(" bench serve ").kill()
